@@ -1,0 +1,45 @@
+// One kernel source, two builds: nvcc (device) and a plain C++17 compiler (every CUDA thread a fiber, see fiber.hpp).
+#pragma once
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+#define DEV __device__ __forceinline__
+// KERNEL(threads, name)(parameters) { ... } and, after it, REGISTER(name) for the fiber build.
+#define KERNEL(threads, name) extern "C" __global__ void __launch_bounds__(threads) name
+#define REGISTER(name)
+#define SHARED __shared__
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8_t name[]
+DEV float f32(bf16 x) { return __bfloat162float(x); }
+DEV float f32(f16 x) { return __half2float(x); }
+DEV float f32(float x) { return x; }
+DEV void store(bf16& at, float x) { at = __float2bfloat16_rn(x); }
+// Over the range of fp16 the value is clamped to the largest finite one.
+DEV void store(f16& at, float x) { at = __float2half_rn(fminf(fmaxf(x, -65504.f), 65504.f)); }
+DEV void store(float& at, float x) { at = x; }
+DEV uint8_t to_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
+DEV float from_e4m3(uint8_t x) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, __NV_E4M3))); }
+DEV void sync() { __syncthreads(); }
+DEV float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+DEV uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
+#else
+#include "fiber.hpp"
+#endif
+
+DEV float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+DEV float silu(float x) { return x / (1.f + expf(-x)); }
+
+// Sum over the block, the same value in every thread. `part` holds one float per warp.
+template <int THREADS> DEV float block_sum(float x, float* part) {
+  for (int m = 16; m; m >>= 1) x += shuffle_xor(x, m);
+  sync();  // the last use of `part` is over
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = x;
+  sync();
+  float sum = 0.f;
+  for (int i = 0; i < THREADS / 32; ++i) sum += part[i];
+  return sum;
+}

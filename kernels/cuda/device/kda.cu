@@ -1,0 +1,5 @@
+// Kimi delta attention: one log decay per token, head and key channel; the decay acts before the delta rule.
+#include "recurrence.cuh"
+
+RECURRENCE(kda_recurrence_64, 64, true, true)
+RECURRENCE(kda_recurrence_128, 128, true, true)

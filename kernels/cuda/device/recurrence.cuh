@@ -1,0 +1,66 @@
+// The token recurrence of every family, one thread per column: the plain form of chunk prefill, and decode.
+//
+//   S <- diag(e^g) S ;  u = b (v - k^T S)  or  u = v without the delta rule ;  S <- S + k u^T ;  o = q^T S
+//
+// blockIdx.x names the columns: 0 the running state (gives the outputs), 1 the body's state (zero before token `from`), 2 the
+// body's T (identity before `from`, no writes). blockIdx.y is (sequence, head). States are fp32 row-major [key, value].
+#pragma once
+#include "dev.cuh"
+
+constexpr int STAGED = 16;  // tokens whose k, q and decays lie in shared memory at once
+
+template <int D, bool VECTOR_GATE, bool DELTA>
+DEV void recurrence(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v, const float* __restrict__ gate,
+                    const float* __restrict__ beta, const uint32_t* __restrict__ starts, const uint32_t* __restrict__ from,
+                    const uint8_t* __restrict__ fresh, const uint8_t* __restrict__ live, float* running, float* body, float* transition,
+                    float* __restrict__ out, int heads, int key_heads) {
+  SHARED float keys[STAGED][D], queries[STAGED][D], decays[STAGED][VECTOR_GATE ? D : 1], betas[STAGED];
+  const int part = blockIdx.x, sequence = blockIdx.y / heads, head = blockIdx.y % heads, key_head = head / (heads / key_heads);
+  const int c = threadIdx.x;
+  if (part == 2 && !live[blockIdx.y]) return;
+  float* state = (part == 0 ? running : part == 1 ? body : transition) + (size_t)blockIdx.y * D * D + c;
+  const uint32_t first = starts[sequence] + (part ? from[sequence] : 0), end = starts[sequence + 1];
+
+  float x[D];
+  for (int i = 0; i < D; ++i) x[i] = fresh[sequence] ? (part == 2 && i == c ? 1.f : 0.f) : state[(size_t)i * D];
+  for (uint32_t t0 = first; t0 < end; t0 += STAGED) {
+    const int count = end - t0 < STAGED ? (int)(end - t0) : STAGED;
+    sync();
+    for (int t = 0; t < count; ++t) {
+      const size_t row = t0 + t, at = (row * key_heads + key_head) * D + c;
+      keys[t][c] = f32(k[at]);
+      queries[t][c] = f32(q[at]);
+      if (VECTOR_GATE) decays[t][c] = expf(gate[(row * heads + head) * D + c]);
+      else if (c == 0) decays[t][0] = expf(gate[row * heads + head]);
+      if (DELTA && c == 0) betas[t] = beta[row * heads + head];
+    }
+    sync();
+    for (int t = 0; t < count; ++t) {
+      const size_t at = ((t0 + t) * (size_t)heads + head) * D + c;
+      float u = part == 2 ? 0.f : f32(v[at]);
+      float read = 0.f, o = 0.f;
+#pragma unroll
+      for (int i = 0; i < D; ++i) {
+        x[i] *= decays[t][VECTOR_GATE ? i : 0];
+        if (DELTA) read += keys[t][i] * x[i];
+      }
+      if (DELTA) u = betas[t] * (u - read);
+#pragma unroll
+      for (int i = 0; i < D; ++i) {
+        x[i] += keys[t][i] * u;
+        o += queries[t][i] * x[i];
+      }
+      if (part == 0) out[at] = o;
+    }
+  }
+  for (int i = 0; i < D; ++i) state[(size_t)i * D] = x[i];
+}
+
+#define RECURRENCE(name, D, VECTOR_GATE, DELTA)                                                                                     \
+  KERNEL(D, name)(const bf16* q, const bf16* k, const bf16* v, const float* gate, const float* beta, const uint32_t* starts,       \
+                  const uint32_t* from, const uint8_t* fresh, const uint8_t* live, float* running, float* body, float* transition, \
+                  float* out, int heads, int key_heads) {                                                                          \
+    recurrence<D, VECTOR_GATE, DELTA>(q, k, v, gate, beta, starts, from, fresh, live, running, body, transition, out, heads,        \
+                                      key_heads);                                                                                  \
+  }                                                                                                                                \
+  REGISTER(name)

@@ -1,0 +1,33 @@
+//! What the engine sees of a model.
+
+use hypic_domain::model::ModelSpec;
+use hypic_kernels::op::{Device, OpError};
+use hypic_kernels::plan::Plan;
+
+/// A model on a device: layer by layer, so that the engine can stop between two layers and wait for parts
+/// that are still on the wire.
+pub trait Model<D: Device>: Send + Sync {
+    /// Sizes and shapes.
+    fn spec(&self) -> &ModelSpec;
+    /// The first layer's input, `[rows, hidden]`.
+    fn embed(&self, device: &D, plan: &Plan<D>) -> Result<D::Tensor, OpError>;
+    /// One layer: its mixer and its feed-forward part.
+    fn layer(
+        &self,
+        device: &D,
+        layer: usize,
+        plan: &Plan<D>,
+        memory: Memory<'_, D>,
+        x: D::Tensor,
+    ) -> Result<D::Tensor, OpError>;
+    /// Logits of the rows at `rows`, `[rows.len(), vocab]`, fp32 on the host.
+    fn logits(&self, device: &D, x: &D::Tensor, rows: &[usize]) -> Result<Vec<f32>, OpError>;
+}
+
+/// The pools that a layer reads and writes.
+pub struct Memory<'a, D: Device> {
+    /// State slots.
+    pub states: &'a mut D::States,
+    /// KV pages.
+    pub pages: &'a mut D::Pages,
+}

@@ -1,0 +1,9 @@
+//! Everything numeric: the op contract, its plain-loop oracle and the CPU device.
+//!
+//! [`op::Device`] is the contract between models and devices: packed rows, KV pages, state slots and summaries.
+//! [`plan::Plan`] says what one step computes. A model is written once over both.
+//!
+//! Never: knows a request, a network, a cluster, a file.
+
+pub mod op;
+pub mod plan;

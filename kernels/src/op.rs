@@ -1,0 +1,283 @@
+//! The op contract: what a device offers to models and engine.
+//!
+//! Activations are packed rows `[rows, width]`. A device owns their form and precision; host slices are fp32,
+//! row-major. Every op writes every element of its result.
+
+use domain::model::{FullShape, LinearShape, ModelSpec};
+use domain::tuple::Dtype;
+use hypic_domain as domain;
+
+use crate::plan::{Context, Plan};
+
+/// Why an op could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum OpError {
+    /// Shapes do not fit.
+    #[error("{op}: expected {expected}, found {found}")]
+    Shape {
+        /// The op.
+        op: &'static str,
+        /// What it wants.
+        expected: String,
+        /// What it got.
+        found: String,
+    },
+    /// The device has no such op for this family, dtype or shape.
+    #[error("{op} is not available for {what} on this device")]
+    Unsupported {
+        /// The op.
+        op: &'static str,
+        /// What was asked of it.
+        what: String,
+    },
+    /// A body's layer was used before it arrived.
+    #[error("layer {layer} of a cached body has not arrived")]
+    NotArrived {
+        /// The layer.
+        layer: usize,
+    },
+    /// No memory for it.
+    #[error("{what} needs {needed} bytes and the device has {free}")]
+    OutOfMemory {
+        /// What was to be allocated.
+        what: String,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes there.
+        free: u64,
+    },
+    /// There is no such device in this process or on this machine.
+    #[error("no device: {reason}")]
+    NoDevice {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A matrix or vector of a checkpoint, in host memory as it was stored.
+pub struct HostTensor<'a> {
+    /// Its name, for errors.
+    pub name: &'a str,
+    /// Shape; a matrix is `[out, in]`, so that `y = x W^T`.
+    pub shape: Vec<usize>,
+    /// Stored format.
+    pub dtype: Dtype,
+    /// Little-endian values.
+    pub bytes: &'a [u8],
+}
+
+/// One layer of a tuple in host memory, fp32.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostLayer {
+    /// A linear layer.
+    Linear {
+        /// Which heads have a `T`, `[heads]`.
+        live: Vec<bool>,
+        /// `T` of the live heads, `[live heads, form]`.
+        transition: Vec<f32>,
+        /// `S`, `[heads, key, value]`.
+        state: Vec<f32>,
+        /// Raw convolution inputs, oldest first, `[K-1, channels]`.
+        tail: Vec<f32>,
+    },
+    /// A full layer.
+    Full {
+        /// Keys before rotation, `[kv heads, body, key]`.
+        key: Vec<f32>,
+        /// Values, `[kv heads, body, value]`.
+        value: Vec<f32>,
+    },
+}
+
+/// How an RMS norm uses its weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormWeight {
+    /// `x̂ (1 + w)`.
+    ZeroCentred,
+    /// `x̂ w`.
+    Plain,
+}
+
+/// Inputs of a linear-attention mixer behind its projections.
+pub struct LinearInput<'a, D: Device> {
+    /// Place of the layer in the model.
+    pub layer: usize,
+    /// Its shape.
+    pub shape: &'a LinearShape,
+    /// Raw convolution inputs `[rows, channels]`: queries, keys, values.
+    pub raw: &'a D::Tensor,
+    /// Taps of the short convolution, `[channels, K]`.
+    pub conv: Option<&'a D::Weight>,
+    /// What makes the decays and write strengths.
+    pub gates: Gates<'a, D>,
+}
+
+/// Inputs of the gates, by family.
+pub enum Gates<'a, D: Device> {
+    /// GDN: `g = -exp(a_log) softplus(a + dt_bias)`, `b = sigmoid(b)`.
+    Gdn {
+        /// `[rows, heads]`.
+        a: &'a D::Tensor,
+        /// `[rows, heads]`.
+        b: &'a D::Tensor,
+        /// `[heads]`, kept in the checkpoint's precision.
+        a_log: &'a D::Weight,
+        /// `[heads]`.
+        dt_bias: &'a D::Weight,
+    },
+}
+
+/// Inputs of a full-attention mixer behind its projections and norms.
+pub struct FullInput<'a, D: Device> {
+    /// Place of the layer in the model.
+    pub layer: usize,
+    /// Its shape.
+    pub shape: &'a FullShape,
+    /// Queries before rotation, `[rows, heads * key]`.
+    pub query: &'a D::Tensor,
+    /// Keys before rotation, `[rows, kv heads * key]`.
+    pub key: &'a D::Tensor,
+    /// Values, `[rows, kv heads * value]`.
+    pub value: &'a D::Tensor,
+    /// `[context, rotary]`: cosines of the `rotary / 2` angles of a position, then their sines, from an f64 table.
+    pub rope: &'a D::Weight,
+    /// Factor on scores, usually `key^-0.5`.
+    pub scale: f32,
+}
+
+/// A device.
+///
+/// Slots hold the running states of all linear layers of one sequence; they are set on acquire
+/// ([`Device::reset_slot`], [`Device::load_slot`]), never trusted from a former user. Pages hold
+/// `page_tokens` tokens of unrotated keys and of values, for all full layers.
+pub trait Device: Send + Sync + 'static {
+    /// Packed activations.
+    type Tensor: Send;
+    /// A loaded matrix or vector.
+    type Weight: Send + Sync;
+    /// All state slots.
+    type States: Send;
+    /// All KV pages.
+    type Pages: Send;
+    /// A copy of one slot, outside the pool.
+    type SlotState: Send + Sync;
+    /// One layer of a tuple.
+    type LayerParts: Send + Sync;
+    /// What a build has collected so far.
+    type Recording: Send;
+
+    /// For logs and errors.
+    fn name(&self) -> &'static str;
+
+    // --- memory ---
+
+    /// Takes a weight over. Matrices of any dtype become the compute dtype; `[n]` vectors stay fp32.
+    fn weight(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;
+    /// A pool of `slots` state slots.
+    fn states(&self, spec: &ModelSpec, slots: usize) -> Result<Self::States, OpError>;
+    /// A pool of `pages` pages of `page_tokens` tokens.
+    fn pages(&self, spec: &ModelSpec, pages: usize, page_tokens: usize) -> Result<Self::Pages, OpError>;
+    /// Sets a slot's states and tails to zero.
+    fn reset_slot(&self, states: &mut Self::States, slot: usize);
+    /// Copies a slot out of the pool.
+    fn save_slot(&self, states: &Self::States, slot: usize) -> Self::SlotState;
+    /// Sets a slot from a copy.
+    fn load_slot(&self, states: &mut Self::States, slot: usize, saved: &Self::SlotState);
+    /// Copies page `from` onto page `to`, all layers.
+    fn copy_page(&self, pages: &mut Self::Pages, from: usize, to: usize);
+    /// The states of one layer of a slot, `[heads, key, value]`, for tests and snapshots in host form.
+    fn slot_state(&self, states: &Self::States, slot: usize, layer: usize) -> Vec<f32>;
+
+    // --- tuples ---
+
+    /// Takes one layer of a tuple over.
+    fn import(&self, layer: usize, spec: &ModelSpec, host: HostLayer) -> Result<Self::LayerParts, OpError>;
+    /// An empty recording: `T = I`, `S_body = 0` for every linear layer.
+    fn recording(&self, spec: &ModelSpec) -> Result<Self::Recording, OpError>;
+    /// One layer of a finished build: what was recorded, the slot's tail, and the body's KV, which are the
+    /// last `body` live tokens of `context`. Heads whose gate-only bound is under `skip_below` get no `T`.
+    fn export(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError>
+    where
+        Self: Sized;
+
+    // --- rows ---
+
+    /// Rows from host values `[rows, width]`.
+    fn tensor(&self, values: &[f32], width: usize) -> Self::Tensor;
+    /// Rows to host values.
+    fn to_host(&self, tensor: &Self::Tensor) -> Vec<f32>;
+    /// `table[ids]`, `[rows, hidden]`.
+    fn embed(&self, table: &Self::Weight, ids: &[u32]) -> Result<Self::Tensor, OpError>;
+    /// `x W^T`, `[rows, out]`.
+    fn linear(&self, x: &Self::Tensor, weight: &Self::Weight) -> Result<Self::Tensor, OpError>;
+    /// RMS norm over groups of `width` values: the whole row, or each head.
+    fn rms_norm(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Weight,
+        width: usize,
+        style: NormWeight,
+        eps: f32,
+    ) -> Result<Self::Tensor, OpError>;
+    /// `rms_norm(x) * silu(gate)` over groups of `width` values, plain weight.
+    fn gated_norm(
+        &self,
+        x: &Self::Tensor,
+        gate: &Self::Tensor,
+        weight: &Self::Weight,
+        width: usize,
+        eps: f32,
+    ) -> Result<Self::Tensor, OpError>;
+    /// `x + y`, into `x`.
+    fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), OpError>;
+    /// `x * sigmoid(gate)`, into `x`.
+    fn sigmoid_gate(&self, x: &mut Self::Tensor, gate: &Self::Tensor) -> Result<(), OpError>;
+    /// `silu(x[.., :n]) * x[.., n:]`, `[rows, n]` from `[rows, 2 n]`.
+    fn swiglu(&self, x: &Self::Tensor) -> Result<Self::Tensor, OpError>;
+    /// The rows at `rows`, in that order.
+    fn select(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, OpError>;
+
+    // --- mixers ---
+
+    /// Convolution, gates and recurrence of a linear layer, for every run's program: `[rows, heads * value]`.
+    /// Advances slots and tails; collects recordings.
+    fn linear_mixer(
+        &self,
+        input: &LinearInput<'_, Self>,
+        plan: &Plan<Self>,
+        states: &mut Self::States,
+    ) -> Result<Self::Tensor, OpError>
+    where
+        Self: Sized;
+    /// Writes this step's keys and values to the pages, then attends: `[rows, heads * value]`.
+    fn full_mixer(
+        &self,
+        input: &FullInput<'_, Self>,
+        plan: &Plan<Self>,
+        pages: &mut Self::Pages,
+    ) -> Result<Self::Tensor, OpError>
+    where
+        Self: Sized;
+}
+
+/// What [`Device::export`] reads.
+pub struct Export<'a, D: Device> {
+    /// Place of the layer in the model.
+    pub layer: usize,
+    /// The model.
+    pub spec: &'a ModelSpec,
+    /// What the build collected.
+    pub recording: &'a D::Recording,
+    /// The slots, for the tail.
+    pub states: &'a D::States,
+    /// The build's slot.
+    pub slot: usize,
+    /// The pages, for the KV.
+    pub pages: &'a D::Pages,
+    /// The build's context.
+    pub context: &'a Context<D>,
+    /// Tokens of the body.
+    pub body: usize,
+    /// Heads whose bound is under this get no `T`.
+    pub skip_below: f32,
+}

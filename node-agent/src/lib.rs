@@ -1,0 +1,1 @@
+//! One process that owns its pod's devices and serves one model.

@@ -1,0 +1,1 @@
+//! Station 5: gathered segments into rows and a per-layer program.

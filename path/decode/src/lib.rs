@@ -1,0 +1,1 @@
+//! Station 6: sampling, stop rules, streaming.

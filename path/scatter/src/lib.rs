@@ -1,0 +1,1 @@
+//! Station 4: fan out, gather handles.

@@ -1,0 +1,1 @@
+//! Station 3: where each segment comes from, as a pure function.

@@ -1,0 +1,1 @@
+//! Station 1: a request's prompt, cut into segments.

@@ -1,0 +1,1 @@
+//! The tiers in which tuples lie, and the codec of their bytes.
