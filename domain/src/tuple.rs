@@ -38,7 +38,7 @@ impl Dtype {
 }
 
 /// Number formats of a tuple's parts and the order of values in them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TupleFormat {
     /// `T` of live heads.
     pub transition: Dtype,
