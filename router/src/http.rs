@@ -1,0 +1,3 @@
+pub mod fields;
+pub mod messages;
+pub mod options;
