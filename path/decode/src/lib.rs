@@ -1,1 +1,32 @@
-//! Station 6: sampling, stop rules, streaming.
+//! Station 6: from logits to tokens, and whose turn it is.
+//!
+//! [`sample`] draws a token from a row of logits, [`stop`] says when an answer ends, [`fair`] whose request is
+//! served next. The engine owns the loop and the streams.
+//!
+//! Never: knows a device, a clock, a channel or another station. Everything here is pure: the same seed,
+//! choice and place in the answer draw the same token on any agent, so that an answer can go on elsewhere.
+
+pub mod fair;
+pub mod sample;
+pub mod stop;
+
+pub use fair::FairQueue;
+pub use sample::{Draw, Sampler};
+pub use stop::{Limits, check};
+
+/// Why no token could be drawn.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The model gave a NaN or an infinity.
+    #[error("the logit of token {id} is not finite")]
+    ReadLogits {
+        /// The first such token.
+        id: usize,
+    },
+    /// Bias and masks leave nothing to draw.
+    #[error("no token is left to draw from {vocab}")]
+    DrawToken {
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+}

@@ -1,0 +1,190 @@
+//! Drawing a token from a row of logits.
+//!
+//! Order of rules: bias, penalties and masks give the distribution whose log probabilities are reported;
+//! temperature, top-k and top-p then narrow what is drawn from.
+
+use std::collections::HashMap;
+
+use hypic_domain::sampling::Sampling;
+
+use crate::DecodeError;
+
+/// The log probability reported for an impossible token: JSON has no −∞.
+pub const IMPOSSIBLE: f32 = -9999.0;
+
+/// A drawn token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draw {
+    /// The id.
+    pub id: u32,
+    /// Its log probability, where asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens, likeliest first; as many as asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Draws the tokens of one choice. Its state is a function of the answer so far.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    choice: u32,
+    drawn: u32,
+    /// Occurrences in the answer, for the penalties.
+    counts: HashMap<u32, u32>,
+}
+
+impl Sampler {
+    /// A sampler that goes on behind `answered`.
+    pub fn new(sampling: &Sampling, choice: u32, answered: &[u32]) -> Self {
+        let mut sampler = Self { sampling: sampling.clone(), choice, drawn: 0, counts: HashMap::new() };
+        for id in answered {
+            sampler.accept(*id);
+        }
+        sampler
+    }
+
+    /// Counts `id` as the answer's next token.
+    fn accept(&mut self, id: u32) {
+        self.drawn += 1;
+        *self.counts.entry(id).or_default() += 1;
+    }
+
+    /// Draws the answer's next token from `logits`, `[vocab]`.
+    ///
+    /// # Errors
+    /// A logit that is no number, or nothing left to draw from.
+    pub fn draw(&mut self, logits: &[f32]) -> Result<Draw, DecodeError> {
+        if let Some(id) = logits.iter().position(|logit| !logit.is_finite()) {
+            return Err(DecodeError::ReadLogits { id });
+        }
+        let logits = self.adjusted(logits);
+        let best = argmax(&logits).ok_or(DecodeError::DrawToken { vocab: logits.len() })?;
+        let chosen = if self.sampling.temperature <= 0.0 { best } else { self.draw_from(&logits) };
+        let id = chosen as u32;
+        let (logprob, top) = match self.sampling.logprobs {
+            None => (None, Vec::new()),
+            Some(count) => {
+                let normaliser = log_normaliser(&logits);
+                let logprob = |place: usize| finite(logits[place] - normaliser);
+                let top = ranked(&logits, count as usize);
+                (Some(logprob(chosen)), top.into_iter().map(|at| (at as u32, logprob(at))).collect())
+            }
+        };
+        self.accept(id);
+        Ok(Draw { id, logprob, top })
+    }
+
+    /// Logits after bias, penalties and the mask of an answer that may not end yet, in f64.
+    fn adjusted(&self, logits: &[f32]) -> Vec<f64> {
+        let sampling = &self.sampling;
+        let mut adjusted: Vec<f64> = logits.iter().map(|logit| f64::from(*logit)).collect();
+        for (id, addend) in &sampling.logit_bias {
+            if let Some(logit) = adjusted.get_mut(*id as usize) {
+                *logit += f64::from(*addend);
+            }
+        }
+        for (id, count) in &self.counts {
+            if let Some(logit) = adjusted.get_mut(*id as usize) {
+                *logit -= f64::from(sampling.presence_penalty)
+                    + f64::from(sampling.frequency_penalty) * f64::from(*count);
+            }
+        }
+        if self.drawn < sampling.min_tokens.0 {
+            for id in &sampling.stop_ids {
+                if let Some(logit) = adjusted.get_mut(*id as usize) {
+                    *logit = f64::NEG_INFINITY;
+                }
+            }
+        }
+        adjusted
+    }
+
+    /// Draws by temperature, top-k and top-p. At least one logit is finite.
+    fn draw_from(&self, logits: &[f64]) -> usize {
+        let sampling = &self.sampling;
+        let heat = f64::from(sampling.temperature);
+        let narrowed = sampling.top_k > 0 || sampling.top_p < 1.0;
+        let mut places: Vec<usize> = if narrowed {
+            let kept = if sampling.top_k > 0 { sampling.top_k as usize } else { logits.len() };
+            ranked(logits, kept)
+        } else {
+            (0..logits.len()).collect()
+        };
+        let top = places.iter().map(|at| logits[*at]).fold(f64::NEG_INFINITY, f64::max);
+        let weight = |at: usize| ((logits[at] - top) / heat).exp();
+        let mut sum: f64 = places.iter().map(|at| weight(*at)).sum();
+        if sampling.top_p < 1.0 {
+            let (share, mut reached, mut kept) = (sum * f64::from(sampling.top_p.max(0.0)), 0.0, 0);
+            while kept < places.len() && (kept == 0 || reached < share) {
+                reached += weight(places[kept]);
+                kept += 1;
+            }
+            places.truncate(kept);
+            sum = reached;
+        }
+        let mut left = uniform(sampling.seed, self.choice, self.drawn) * sum;
+        let mut last = places[0];
+        for at in places {
+            let share = weight(at);
+            if share > 0.0 {
+                last = at;
+                left -= share;
+                if left < 0.0 {
+                    break;
+                }
+            }
+        }
+        last
+    }
+}
+
+fn finite(logprob: f64) -> f32 {
+    (logprob as f32).max(IMPOSSIBLE)
+}
+
+/// The first place of the largest logit that is not −∞.
+fn argmax(logits: &[f64]) -> Option<usize> {
+    let mut best = None;
+    for (place, logit) in logits.iter().enumerate() {
+        if *logit > best.map_or(f64::NEG_INFINITY, |at: usize| logits[at]) {
+            best = Some(place);
+        }
+    }
+    best
+}
+
+/// The places of the `count` largest logits, largest first, equal ones by place.
+fn ranked(logits: &[f64], count: usize) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..logits.len()).collect();
+    let order = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let count = count.min(places.len());
+    if 0 < count && count < places.len() {
+        places.select_nth_unstable_by(count - 1, order);
+    }
+    places.truncate(count);
+    places.sort_unstable_by(order);
+    places
+}
+
+/// `ln Σ exp(logits)`.
+fn log_normaliser(logits: &[f64]) -> f64 {
+    let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    top + logits.iter().map(|logit| (logit - top).exp()).sum::<f64>().ln()
+}
+
+/// A number in [0, 1) that depends on nothing but its place: the finaliser of splitmix64 (Steele, Lea and
+/// Flood, OOPSLA 2014), once over each part of the place.
+fn uniform(seed: u64, choice: u32, index: u32) -> f64 {
+    let mix = |state: u64| {
+        let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let bits = mix(mix(mix(seed) ^ u64::from(choice)) ^ u64::from(index));
+    // The upper 53 bits are a double's mantissa.
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests;
