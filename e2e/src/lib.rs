@@ -1,1 +1,10 @@
-//! Fleets of real processes, and the demo.
+//! Fleets of real processes on loopback, a client as users have one, and the demo's questions and tables.
+//!
+//! Used by the end-to-end tests, by `cargo xtask up` and by the benches, so that all three run the same thing.
+
+pub mod certificates;
+pub mod client;
+pub mod fleet;
+pub mod pass;
+pub mod questions;
+pub mod report;

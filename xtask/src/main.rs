@@ -1,1 +1,60 @@
-fn main() {}
+//! The project's commands: `cargo xtask --help`. CI calls the same ones.
+
+mod clients;
+mod dag;
+mod down;
+mod shell;
+mod test;
+mod tidy;
+mod up;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "Commands of the hypic workspace")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Set up and run the demo.
+    Up(up::UpArgs),
+    /// Undo `up --keep`.
+    Down,
+    /// Install what the tests need and run every test that needs no GPU.
+    Test,
+    /// Formatting, lints and documentation, warnings denied.
+    Lint,
+    /// Habits as tests: file sizes, names, marks.
+    Tidy,
+    /// Who may import whom, against the committed table.
+    Dag {
+        /// Write the table anew.
+        #[arg(long)]
+        write: bool,
+    },
+    /// Run a benchmark: `cargo xtask bench -- lpt`.
+    Bench {
+        /// Arguments of `hypic-bench`.
+        #[arg(trailing_var_arg = true)]
+        args: Vec<String>,
+    },
+}
+
+fn main() -> Result<()> {
+    match Args::parse().command {
+        Command::Up(args) => up::up(&args),
+        Command::Down => down::down(),
+        Command::Test => test::test(),
+        Command::Lint => test::lint(),
+        Command::Tidy => tidy::tidy(),
+        Command::Dag { write } => dag::dag(write),
+        Command::Bench { args } => {
+            shell::cargo(&["build", "--package", "hypic-bench", "--bins"])?;
+            shell::run(shell::binary("hypic-bench").args(args))
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What a run found: the table people read and the JSON that tools read.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// Results of a run, as `--report` writes them.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// Cores and processor.
+    pub machine: String,
+    /// The model's name.
+    pub model: String,
+    /// How many questions were scored.
+    pub questions: usize,
+    /// Per mode.
+    pub modes: BTreeMap<String, ModeReport>,
+    /// Per mode and question: the answer.
+    pub answers: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+/// One mode's row.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ModeReport {
+    /// Share of right answers of pass 2.
+    pub accuracy: f64,
+    /// Right answers of pass 2.
+    pub correct: usize,
+    /// Median time to the first token, of both passes.
+    pub ttft_ms: Ttft,
+    /// Σ(exact + hit) / Σ prompt tokens of pass 2.
+    pub cached_share: f64,
+    /// Mean KL(recompute ‖ mode) of the first answer token, in nats.
+    pub kl: Option<f64>,
+}
+
+/// Medians of both passes, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Ttft {
+    /// Pass 1: nothing cached yet.
+    pub cold: f64,
+    /// Pass 2: the documents in another order.
+    pub shuffled: f64,
+}
+
+impl Report {
+    /// The table, modes in the given order.
+    pub fn table(&self, order: &[&str]) -> String {
+        let mut text = String::new();
+        let rule = "-".repeat(83);
+        let _ = writeln!(
+            text,
+            "{:<11}{:>10}{:>10}{:>15}{:>17}{:>14}{:>6}",
+            "mode", "correct", "accuracy", "TTFT cold ms", "shuffled ms", "cached_share", "KL"
+        );
+        let _ = writeln!(text, "{rule}");
+        for name in order {
+            let Some(mode) = self.modes.get(*name) else { continue };
+            let kl = mode.kl.map_or_else(|| "-".to_owned(), |kl| format!("{kl:.3}"));
+            let _ = writeln!(
+                text,
+                "{:<11}{:>7}/{:<2}{:>10.3}{:>15.1}{:>17.1}{:>14.3}{:>6}",
+                name,
+                mode.correct,
+                self.questions,
+                mode.accuracy,
+                mode.ttft_ms.cold,
+                mode.ttft_ms.shuffled,
+                mode.cached_share,
+                kl
+            );
+        }
+        text
+    }
+
+    /// Writes the JSON.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).context("write the report as JSON")?;
+        fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))
+    }
+}
+
+/// Cores and processor, for reports.
+pub fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    format!("{cores} cores, {}", model.map_or("unknown processor", |(_, name)| name))
+}
+
+/// The median; 0 of nothing.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}

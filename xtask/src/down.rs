@@ -1,0 +1,40 @@
+//! `cargo xtask down`: stops what `up --keep` left running.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::shell::{run, scratch};
+
+/// Ends the processes of a kept fleet; it is no error when there are none.
+pub(crate) fn down() -> Result<()> {
+    let file = scratch().join("fleet").join("pids");
+    let Ok(text) = fs::read_to_string(&file) else { return Ok(()) };
+    let ours: Vec<&str> = text.lines().filter(|pid| is_ours(pid)).collect();
+    for pid in &ours {
+        run(Command::new("kill").args(["-TERM", pid]))?;
+    }
+    for _ in 0..100 {
+        if !ours.iter().any(|pid| is_ours(pid)) {
+            break;
+        }
+        sleep(Duration::from_millis(100));
+    }
+    for pid in ours.iter().filter(|pid| is_ours(pid)) {
+        run(Command::new("kill").args(["-KILL", pid]))?;
+    }
+    fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
+    println!("stopped {} processes", ours.len());
+    Ok(())
+}
+
+/// A process id may have been given to somebody else since.
+fn is_ours(pid: &str) -> bool {
+    let command = fs::read(Path::new("/proc").join(pid).join("cmdline")).unwrap_or_default();
+    let program = command.split(|byte| *byte == 0).next().unwrap_or_default();
+    program.ends_with(b"hypic-router") || program.ends_with(b"hypic-node-agent")
+}

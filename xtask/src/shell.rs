@@ -1,0 +1,63 @@
+//! Running programs, with a line per step and its elapsed time.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+/// The workspace's root.
+pub(crate) fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_owned()
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target() -> PathBuf {
+    #[expect(clippy::disallowed_methods, reason = "cargo's own variable, which has no flag here")]
+    let set = std::env::var("CARGO_TARGET_DIR");
+    set.map_or_else(|_| root().join("target"), PathBuf::from)
+}
+
+/// A binary that the workspace has built.
+pub(crate) fn binary(name: &str) -> Command {
+    let mut command = Command::new(target().join("debug").join(name));
+    command.current_dir(root());
+    command
+}
+
+/// Files that runs leave behind: fleets, logs, clients' packages. Ignored by git.
+pub(crate) fn scratch() -> PathBuf {
+    root().join(".local")
+}
+
+/// Runs a command in the workspace's root; its failure is ours.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let shown = show(command);
+    let status = command.status().with_context(|| format!("start '{shown}'"))?;
+    if !status.success() {
+        bail!("'{shown}' ended with {status}");
+    }
+    Ok(())
+}
+
+/// Runs cargo in the workspace's root.
+pub(crate) fn cargo(args: &[&str]) -> Result<()> {
+    run(Command::new("cargo").args(args).current_dir(root()))
+}
+
+/// Runs `work` between two lines that name it and tell how long it took.
+pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    println!("==> {name}");
+    let start = Instant::now();
+    let result = work();
+    let end = if result.is_ok() { "done" } else { "FAILED" };
+    println!("<== {name}: {end} after {:.0} s", start.elapsed().as_secs_f64());
+    result
+}
+
+fn show(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
+    words.extend(command.get_args().map(|arg| arg.to_string_lossy().into_owned()));
+    words.join(" ")
+}

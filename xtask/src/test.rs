@@ -1,0 +1,31 @@
+//! `cargo xtask test` and `cargo xtask lint`.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::shell::{cargo, root, run, step};
+use crate::{clients, dag, tidy};
+
+/// Everything that needs no GPU, cheapest first.
+pub(crate) fn test() -> Result<()> {
+    step("habits", tidy::tidy)?;
+    step("who imports whom", || dag::dag(false))?;
+    step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    step("build", || cargo(&["build", "--workspace", "--bins", "--tests", "--locked"]))?;
+    step("OpenAI clients", clients::install)?;
+    step("tests", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]))?;
+    println!("all tests passed; next: 'cargo xtask up --local' runs the demo");
+    Ok(())
+}
+
+/// Formatting, clippy and rustdoc.
+pub(crate) fn lint() -> Result<()> {
+    step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    step("clippy", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))?;
+    step("documentation", || {
+        let mut command = Command::new("cargo");
+        command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
+        run(command.current_dir(root()))
+    })
+}
