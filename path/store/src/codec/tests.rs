@@ -1,0 +1,344 @@
+use bytes::Bytes;
+use hypic_domain::family::Family;
+use hypic_domain::model::LayerSpec;
+use hypic_domain::tuple::{Dtype, PartKind, TupleFormat};
+use proptest::prelude::*;
+
+use super::*;
+use crate::codec::shape::KINDS;
+use crate::error::StoreError;
+use crate::sample::{self, Layer};
+use crate::tuple::StoredTuple;
+
+/// One line per tuple: its name, its manifest and its parts in hex. Version 1 of the format is these bytes.
+const GOLDEN: &str = include_str!("../../golden/v1.txt");
+
+fn golden_cases() -> Vec<(String, TupleHead)> {
+    let mixed = TupleFormat { tail: Dtype::Bf16, kv: Dtype::I8, ..TupleFormat::default() };
+    let small = TupleFormat { transition: Dtype::I8, state: Dtype::I8, ..TupleFormat::default() };
+    let mut cases: Vec<_> = Family::ALL
+        .iter()
+        .map(|family| {
+            let layers = [sample::linear(*family), sample::full()];
+            (format!("{family:?}").to_lowercase(), sample::head(&layers, TupleFormat::default(), 1))
+        })
+        .collect();
+    let latent = [sample::linear(Family::Kda), sample::latent()];
+    cases.push(("kda-latent".into(), sample::head(&latent, TupleFormat::EXACT, 2)));
+    let hybrid = [sample::linear(Family::Gdn), sample::full(), sample::linear(Family::Mamba2)];
+    cases.push(("gdn-bf16-i8".into(), sample::head(&hybrid, mixed, 3)));
+    cases.push(("gdn-i8".into(), sample::head(&hybrid, small, 4)));
+    cases
+}
+
+fn join(tuple: &StoredTuple) -> Vec<u8> {
+    tuple.parts().iter().flat_map(|part| part.bytes().to_vec()).collect()
+}
+
+/// The parts of `bytes` as a receiver takes them: each checked by itself.
+fn receive(manifest: &Manifest, bytes: &Bytes) -> Result<StoredTuple, StoreError> {
+    let parts = manifest.parts.iter().map(|spec| {
+        let range = spec.offset as usize..(spec.offset + spec.len) as usize;
+        let cut = if range.end <= bytes.len() { bytes.slice(range) } else { Bytes::new() };
+        Part::check(spec.clone(), cut)
+    });
+    StoredTuple::assemble(manifest.clone(), parts.collect::<Result<_, _>>()?)
+}
+
+fn assert_values(tuple: &StoredTuple, tolerance: f32) {
+    let mut out = vec![f32::NAN; 7];
+    for (at, spec) in tuple.head().layers.iter().enumerate() {
+        let expected = Layer::of(spec, tuple.head(), at);
+        for (kind, expected) in KINDS.into_iter().zip(&expected.parts) {
+            tuple.decode_into(at as u16, kind, &mut out).unwrap();
+            assert_eq!(out.len(), expected.len(), "{kind:?}");
+            for (x, y) in out.iter().zip(expected) {
+                assert!((x - y).abs() <= tolerance * y.abs(), "{kind:?}: {x} instead of {y}");
+            }
+        }
+        assert_eq!(tuple.live_heads(at as u16).unwrap(), expected.live);
+    }
+}
+
+#[test]
+fn the_bytes_of_version_1_stay() {
+    let written: String = golden_cases()
+        .into_iter()
+        .map(|(name, head)| {
+            let tuple = sample::write(head);
+            let (manifest, parts) = (hex::encode(tuple.encoded_manifest()), hex::encode(join(&tuple)));
+            format!("{name} {manifest} {parts}\n")
+        })
+        .collect();
+    assert_eq!(written, GOLDEN, "the format changed: give it a new version and keep the reader of this one");
+}
+
+#[test]
+fn the_bytes_of_version_1_are_read() {
+    let cases = golden_cases();
+    assert_eq!(GOLDEN.lines().count(), cases.len());
+    for (line, (name, head)) in GOLDEN.lines().zip(cases) {
+        let fields: Vec<&str> = line.split(' ').collect();
+        assert_eq!(fields[0], name);
+        let manifest = Manifest::decode(&hex::decode(fields[1]).unwrap()).unwrap();
+        assert_eq!(manifest.head, head);
+        let tuple = receive(&manifest, &hex::decode(fields[2]).unwrap().into()).unwrap();
+        let exact = head.format == TupleFormat::EXACT;
+        assert_values(&tuple, if exact { 0.0 } else { 1e-2 });
+        assert_eq!(tuple.bytes(), (fields[1].len() + fields[2].len()) as u64 / 2);
+    }
+}
+
+#[test]
+fn a_latent_cache_has_keys_and_no_values() {
+    let tuple = sample::write(sample::head(&[sample::latent()], TupleFormat::EXACT, 1));
+    assert_eq!(tuple.part(0, PartKind::Key).unwrap().len(), 4 * 3 * 6);
+    assert!(tuple.part(0, PartKind::Value).is_none());
+}
+
+#[test]
+fn a_layer_can_be_used_before_the_manifest_exists() {
+    let head = sample::head(&[sample::linear(Family::Gdn), sample::full()], TupleFormat::EXACT, 1);
+    let layer = Layer::of(&head.layers[0], &head, 0);
+    let mut writer = TupleWriter::new(head.clone()).unwrap();
+    let parts = writer.push_layer(layer.values(&head.layers[0])).unwrap();
+    assert_eq!(parts.len(), 3);
+    let mut out = Vec::new();
+    head.decode_into(&parts[0], &mut out).unwrap();
+    assert_eq!(out, layer.parts[0]);
+    assert_eq!(head.live_heads(0, Some(&parts[0])).unwrap(), layer.live);
+}
+
+#[test]
+fn a_layer_without_live_heads_has_no_transition() {
+    let head = sample::head(&[sample::linear(Family::Gdn)], TupleFormat::default(), 1);
+    let mut layer = Layer::of(&head.layers[0], &head, 0);
+    (layer.live, layer.parts[0]) = (vec![false; 3], vec![]);
+    let mut writer = TupleWriter::new(head.clone()).unwrap();
+    writer.push_layer(layer.values(&head.layers[0])).unwrap();
+    let tuple = writer.finish().unwrap();
+    assert!(tuple.part(0, PartKind::Transition).is_none());
+    assert_eq!(tuple.live_heads(0).unwrap(), [false; 3]);
+    assert_eq!(Manifest::decode(tuple.encoded_manifest()).unwrap(), *tuple.manifest());
+}
+
+#[test]
+fn what_does_not_fit_the_head_is_refused() {
+    let head = sample::head(&[sample::linear(Family::Gdn), sample::full()], TupleFormat::default(), 1);
+    let (linear, full) = (Layer::of(&head.layers[0], &head, 0), Layer::of(&head.layers[1], &head, 1));
+    let writer = || TupleWriter::new(head.clone()).unwrap();
+    assert!(writer().push_layer(full.values(&head.layers[1])).is_err());
+    assert!(matches!(writer().finish(), Err(StoreError::PushLayer { layer: 0, .. })));
+
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut poisoned = linear.clone();
+        poisoned.parts[1][5] = bad;
+        let refused = writer().push_layer(poisoned.values(&head.layers[0])).map(<[Part]>::len);
+        assert!(matches!(refused, Err(StoreError::EncodeValues { layer: 0, kind: PartKind::State })));
+    }
+    let mut long = linear.clone();
+    long.parts[2].push(0.0);
+    assert!(matches!(
+        writer().push_layer(long.values(&head.layers[0])).map(<[Part]>::len),
+        Err(StoreError::CountValues { layer: 0, kind: PartKind::Tail, expected: 48, found: 49 })
+    ));
+    let mut more = writer();
+    more.push_layer(linear.values(&head.layers[0])).unwrap();
+    more.push_layer(full.values(&head.layers[1])).unwrap();
+    assert!(more.push_layer(full.values(&head.layers[1])).is_err());
+
+    let mut tiles = head.clone();
+    tiles.format.layout = 1;
+    assert!(matches!(TupleWriter::new(tiles), Err(StoreError::UseLayout { layout: 1 })));
+    let mut empty = head;
+    empty.body.0 = 0;
+    assert!(TupleWriter::new(empty).is_err());
+}
+
+#[test]
+fn a_part_of_another_tuple_is_not_taken() {
+    let (one, other) =
+        (sample::tuple(1), sample::write(sample::head(&[sample::full()], TupleFormat::EXACT, 2)));
+    let mut parts = one.parts().to_vec();
+    parts[0] = other.parts()[0].clone();
+    assert!(StoredTuple::assemble(one.manifest().clone(), parts).is_err());
+    let missing = one.parts()[1..].to_vec();
+    assert!(StoredTuple::assemble(one.manifest().clone(), missing).is_err());
+    let any_order = one.parts().iter().rev().cloned().collect();
+    assert!(StoredTuple::assemble(one.manifest().clone(), any_order).is_ok());
+}
+
+#[test]
+fn another_version_is_named() {
+    let mut bytes = sample::tuple(1).encoded_manifest().to_vec();
+    bytes[8] = 9;
+    assert!(matches!(Manifest::decode(&bytes), Err(StoreError::ReadVersion { found: 9, .. })));
+}
+
+/// Counts that ask for terabytes cost no memory: every count is compared with the bytes that are there.
+#[test]
+fn forged_counts_end_with_the_bytes() {
+    let bytes = sample::tuple(1).encoded_manifest().to_vec();
+    let ids_at = 8 + 2 + 32 + 32 + 4 + 4;
+    let layers_at = ids_at + 4 + 11 * 4 + 4 + 4 + 4;
+    let parts_at = layers_at + 4 + 22 + 21;
+    for at in [ids_at, layers_at, parts_at] {
+        let mut forged = bytes.clone();
+        forged[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+        reseal(&mut forged);
+        assert!(matches!(Manifest::decode(&forged), Err(StoreError::ReadManifest { .. })));
+    }
+}
+
+/// Makes the manifest's own sum right again: a peer that lies can do that too.
+fn reseal(bytes: &mut [u8]) {
+    let end = bytes.len() - 8;
+    let sum = xxhash_rust::xxh3::xxh3_64(&bytes[..end]);
+    bytes[end..].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn formats() -> impl Strategy<Value = TupleFormat> {
+    let dtype = || prop::sample::select(&[Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I8][..]);
+    (dtype(), dtype(), dtype(), dtype()).prop_map(|(transition, state, tail, kv)| TupleFormat {
+        transition,
+        state,
+        tail,
+        kv,
+        ..TupleFormat::default()
+    })
+}
+
+fn models() -> impl Strategy<Value = Vec<LayerSpec>> {
+    let layer = prop_oneof![
+        prop::sample::select(&Family::ALL[..]).prop_map(sample::linear),
+        Just(sample::full()),
+        Just(sample::latent()),
+    ];
+    prop::collection::vec(layer, 1..6)
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(layers in models(), format in formats(), seed: u16) {
+        let tuple = sample::write(sample::head(&layers, format, u32::from(seed)));
+        let manifest = Manifest::decode(tuple.encoded_manifest()).unwrap();
+        prop_assert_eq!(&manifest, tuple.manifest());
+        let read = receive(&manifest, &join(&tuple).into()).unwrap();
+        assert_values(&read, 1e-2);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_seen(format in formats(), at: usize, bit in 0u8..8) {
+        let layers = [sample::linear(Family::Kda), sample::full(), sample::latent()];
+        let tuple = sample::write(sample::head(&layers, format, 1));
+        let mut manifest = tuple.encoded_manifest().to_vec();
+        let place = at % manifest.len();
+        manifest[place] ^= 1 << bit;
+        prop_assert!(Manifest::decode(&manifest).is_err());
+        let mut parts = join(&tuple);
+        let place = at % parts.len();
+        parts[place] ^= 1 << bit;
+        prop_assert!(receive(tuple.manifest(), &parts.into()).is_err());
+    }
+
+    #[test]
+    fn a_cut_tuple_is_seen(at: usize) {
+        let tuple = sample::tuple(1);
+        let manifest = tuple.encoded_manifest();
+        prop_assert!(Manifest::decode(&manifest[..at % manifest.len()]).is_err());
+        let parts = join(&tuple);
+        let cut = Bytes::copy_from_slice(&parts[..at % parts.len()]);
+        prop_assert!(receive(tuple.manifest(), &cut).is_err());
+    }
+
+    #[test]
+    fn noise_is_refused_and_never_panics(noise in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(Manifest::decode(&noise).is_err());
+    }
+
+    /// Behind a right sum every field may be hostile: refused or consistent, but no panic and no overflow.
+    #[test]
+    fn a_forged_manifest_is_refused_or_consistent(
+        edits in prop::collection::vec((10usize..400, any::<u8>()), 1..6),
+    ) {
+        let mut bytes = sample::tuple(1).encoded_manifest().to_vec();
+        for (at, byte) in edits {
+            let place = at % (bytes.len() - 8);
+            bytes[place] = byte;
+        }
+        reseal(&mut bytes);
+        if let Ok(manifest) = Manifest::decode(&bytes) {
+            prop_assert_eq!(manifest.encode(), bytes);
+            prop_assert!(manifest.check().is_ok());
+        }
+    }
+
+    /// The live set stands in front of the values and is bytes of a peer as well.
+    #[test]
+    fn a_forged_live_set_is_refused(byte in 0usize..16, value: u8) {
+        let tuple = sample::tuple(1);
+        let mut bytes = tuple.parts()[0].bytes().to_vec();
+        prop_assume!(bytes[byte] != value);
+        let heads = |byte: u8| (byte & 0b111).count_ones();
+        let harmless = byte == 0 && value < 8 && heads(value) == heads(bytes[0]);
+        bytes[byte] = value;
+        let mut manifest = tuple.manifest().clone();
+        manifest.parts[0].sum = xxhash_rust::xxh3::xxh3_64(&bytes);
+        let mut parts = tuple.parts().to_vec();
+        parts[0] = Part::check(manifest.parts[0].clone(), bytes.into()).unwrap();
+        prop_assert_eq!(StoredTuple::assemble(manifest, parts).is_ok(), harmless);
+    }
+
+    #[test]
+    fn formats_keep_their_precision(values in prop::collection::vec(-1e3f32..1e3, 8..9)) {
+        let largest = values.iter().fold(0f32, |max, x| max.max(x.abs()));
+        // Half a unit in the last place of the value, or for 8 bits half a step of the row.
+        let bounds = [(Dtype::F32, 0.0, 0.0), (Dtype::F16, 2f32.powi(-11), 0.0),
+            (Dtype::Bf16, 2f32.powi(-8), 0.0), (Dtype::I8, 0.0, largest / 253.0)];
+        for (dtype, relative, absolute) in bounds {
+            let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; 3]);
+            values::encode(&values, 4, dtype, &mut bytes).unwrap();
+            values::decode(&bytes, 4, dtype, &mut out);
+            prop_assert_eq!(out.len(), values.len());
+            for (x, y) in out.iter().zip(&values) {
+                prop_assert!((x - y).abs() <= relative * y.abs() + absolute + 1e-7, "{:?}: {} {}", dtype, x, y);
+            }
+        }
+    }
+}
+
+#[test]
+fn values_beyond_the_range_become_the_largest_finite_value() {
+    let values = [1e30, -1e30, f32::MAX, f32::MIN, 1e-30, 0.0];
+    for (dtype, largest) in [(Dtype::F16, 65504.0), (Dtype::Bf16, half::bf16::MAX.to_f32())] {
+        let (mut bytes, mut out) = (Vec::new(), Vec::new());
+        values::encode(&values, 6, dtype, &mut bytes).unwrap();
+        values::decode(&bytes, 6, dtype, &mut out);
+        assert!(out.iter().all(|x| x.is_finite() && x.abs() <= largest), "{out:?}");
+        assert_eq!((out[2], out[3]), (largest, -largest));
+    }
+}
+
+#[test]
+fn rows_of_zeros_and_of_the_smallest_numbers_survive_eight_bits() {
+    let values = [0.0, -0.0, 0.0, 1e-45, -1e-45, 1e-44, 1e-30, 2e-30, -1e-30];
+    let (mut bytes, mut out) = (Vec::new(), Vec::new());
+    values::encode(&values, 3, Dtype::I8, &mut bytes).unwrap();
+    values::decode(&bytes, 3, Dtype::I8, &mut out);
+    assert!(out.iter().all(|x| x.is_finite()));
+    assert!((out[7] - 2e-30).abs() < 1e-32);
+    assert_eq!(out[..3], [0.0; 3]);
+}
+
+/// Long rows cross the conversion's own blocks.
+#[test]
+fn parts_longer_than_a_block_are_whole() {
+    let values: Vec<f32> = (0..2500).map(|i| i as f32).collect();
+    for dtype in [Dtype::F32, Dtype::F16] {
+        let (mut bytes, mut out) = (Vec::new(), Vec::new());
+        values::encode(&values, 2500, dtype, &mut bytes).unwrap();
+        values::decode(&bytes, 2500, dtype, &mut out);
+        assert!(out.iter().zip(&values).all(|(x, y)| (x - y).abs() <= 1.0));
+        assert_eq!((out.len(), out[1024]), (2500, 1024.0));
+    }
+}
