@@ -1,0 +1,107 @@
+//! The serving side of control: limits on every service, TLS handshakes that cannot hold up each other.
+
+use std::future::Future;
+use std::io;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+
+use crate::Error;
+use crate::channel::{KEEP_ALIVE, KEEP_ALIVE_TIMEOUT, MESSAGE_LIMIT, WINDOW};
+use crate::proto::agent_server::{Agent, AgentServer};
+use crate::proto::fleet_server::{Fleet, FleetServer};
+use crate::proto::index_server::{Index, IndexServer};
+use crate::tls::{Io, Protocol, Security};
+
+/// Handshakes in work at once; more wait in the kernel's queue.
+const HANDSHAKES: usize = 64;
+
+/// The agent service with the message limits on.
+pub fn agent<T: Agent>(service: T) -> AgentServer<T> {
+    AgentServer::new(service)
+        .max_decoding_message_size(MESSAGE_LIMIT)
+        .max_encoding_message_size(MESSAGE_LIMIT)
+}
+
+/// The index service with the message limits on.
+pub fn index<T: Index>(service: T) -> IndexServer<T> {
+    IndexServer::new(service)
+        .max_decoding_message_size(MESSAGE_LIMIT)
+        .max_encoding_message_size(MESSAGE_LIMIT)
+}
+
+/// The fleet service with the message limits on.
+pub fn fleet<T: Fleet>(service: T) -> FleetServer<T> {
+    FleetServer::new(service)
+        .max_decoding_message_size(MESSAGE_LIMIT)
+        .max_encoding_message_size(MESSAGE_LIMIT)
+}
+
+/// Serves `routes` until `shutdown`; running calls are finished first.
+///
+/// # Errors
+/// When the listener fails for good.
+pub async fn serve(
+    listener: TcpListener,
+    security: Security,
+    routes: Routes,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let (accepted, incoming) = mpsc::channel(HANDSHAKES);
+    let mut accepting = JoinSet::new();
+    accepting.spawn(accept(listener, security, accepted));
+    Server::builder()
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(ReceiverStream::new(incoming), shutdown)
+        .await
+        .map_err(|source| Error::Serve { source })
+}
+
+/// Accepts for ever; each handshake is its own task.
+async fn accept(listener: TcpListener, security: Security, accepted: mpsc::Sender<io::Result<Box<dyn Io>>>) {
+    let mut handshakes = JoinSet::new();
+    loop {
+        let accept = async {
+            match listener.accept().await {
+                Ok((stream, peer)) => Some((stream, peer)),
+                Err(error) => {
+                    // Out of file descriptors, mostly: pause, or the loop would spin.
+                    tracing::warn!(%error, "accept a control connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    None
+                }
+            }
+        };
+        tokio::select! {
+            connection = accept, if handshakes.len() < HANDSHAKES => {
+                let Some((stream, peer)) = connection else { continue };
+                let (security, accepted) = (security.clone(), accepted.clone());
+                handshakes.spawn(async move {
+                    match security.accept(stream, Protocol::Control).await {
+                        // The receiver is gone only when the server has stopped.
+                        Ok(io) => drop(accepted.send(Ok(io)).await),
+                        Err(error) => tracing::debug!(%peer, %error, "refuse a control connection"),
+                    }
+                });
+            }
+            Some(_) = handshakes.join_next() => {}
+            () = accepted.closed() => return,
+        }
+    }
+}
+
+impl Connected for Box<dyn Io> {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
