@@ -5,5 +5,6 @@
 //!
 //! Never: knows a request, a network, a cluster, a file.
 
+pub mod cpu;
 pub mod op;
 pub mod plan;

@@ -1,0 +1,282 @@
+//! What the CPU device holds: rows, weights, slots, pages, bodies, recordings.
+
+use domain::family::{Family, TransitionForm};
+use domain::model::{LayerSpec, LinearShape, ModelSpec};
+use domain::tuple::Dtype;
+use half::{bf16, f16};
+use hypic_domain as domain;
+
+use super::CpuDevice;
+use super::matrix::{PANEL, pack_transposed};
+use crate::op::{Export, HostLayer, HostTensor, OpError};
+
+/// Packed rows, row-major.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    pub(crate) values: Vec<f32>,
+    pub(crate) width: usize,
+}
+
+impl Tensor {
+    pub(crate) fn rows(&self) -> usize {
+        self.values.len().checked_div(self.width).unwrap_or(0)
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.width..(row + 1) * self.width]
+    }
+}
+
+/// A weight in fp32: a matrix `[out, in]` as panels `[out / 16, in, 16]`, a vector as it is.
+pub struct Weight {
+    pub(crate) values: Vec<f32>,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+impl Weight {
+    pub(crate) fn from_host(host: &HostTensor<'_>) -> Result<Self, OpError> {
+        let plain = decode(host)?;
+        let (rows, columns) = match host.shape[..] {
+            [n] => return Ok(Self { values: plain, rows: 1, columns: n }),
+            [rows, columns] => (rows, columns),
+            _ => {
+                return Err(OpError::Shape {
+                    op: "weight",
+                    expected: format!("a vector or a matrix for \"{}\"", host.name),
+                    found: format!("{:?}", host.shape),
+                });
+            }
+        };
+        let mut values = vec![0.0; rows.div_ceil(PANEL) * PANEL * columns];
+        pack_transposed(&plain, columns, rows, columns, &mut values);
+        Ok(Self { values, rows, columns })
+    }
+
+    /// Element of a matrix.
+    pub(crate) fn at(&self, row: usize, column: usize) -> f32 {
+        self.values[(row / PANEL * self.columns + column) * PANEL + row % PANEL]
+    }
+}
+
+fn decode(host: &HostTensor<'_>) -> Result<Vec<f32>, OpError> {
+    let count: usize = host.shape.iter().product();
+    if host.dtype == Dtype::I8 {
+        return Err(OpError::Unsupported {
+            op: "weight",
+            what: format!("\"{}\" in {}", host.name, host.dtype.name()),
+        });
+    }
+    if host.bytes.len() != count * host.dtype.size() {
+        return Err(OpError::Shape {
+            op: "weight",
+            expected: format!("{} bytes for \"{}\"", count * host.dtype.size(), host.name),
+            found: host.bytes.len().to_string(),
+        });
+    }
+    let pairs = host.bytes.as_chunks::<2>().0.iter();
+    Ok(match host.dtype {
+        Dtype::F32 | Dtype::I8 => {
+            host.bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+        }
+        Dtype::F16 => pairs.map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::Bf16 => pairs.map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
+    })
+}
+
+/// One linear layer of a slot; empty for a full layer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LayerState {
+    /// `[heads, key, value]`.
+    pub(crate) state: Vec<f32>,
+    /// Raw convolution inputs, oldest first, `[K-1, channels]`.
+    pub(crate) tail: Vec<f32>,
+}
+
+/// All linear layers of one slot.
+#[derive(Clone, Debug)]
+pub struct SlotState {
+    pub(crate) layers: Vec<LayerState>,
+}
+
+impl SlotState {
+    pub(crate) fn filled(spec: &ModelSpec, value: f32) -> Self {
+        let layers = spec.layers.iter().map(|layer| match layer {
+            LayerSpec::Linear(shape) => LayerState {
+                state: vec![value; shape.heads * shape.key * shape.value],
+                tail: vec![value; shape.tail_rows() * shape.conv_channels()],
+            },
+            LayerSpec::Full(_) => LayerState::default(),
+        });
+        Self { layers: layers.collect() }
+    }
+}
+
+/// The pool of slots.
+pub struct States {
+    pub(crate) slots: Vec<SlotState>,
+}
+
+/// One full layer's pages.
+pub(crate) struct LayerPages {
+    /// `[pages, kv heads, page tokens, key]`, not rotated.
+    pub(crate) key: Vec<f32>,
+    /// `[pages, kv heads, page tokens, value]`.
+    pub(crate) value: Vec<f32>,
+}
+
+/// The pool of pages, layer by layer; nothing for linear layers.
+pub struct Pages {
+    pub(crate) page_tokens: usize,
+    pub(crate) pages: usize,
+    pub(crate) layers: Vec<Option<LayerPages>>,
+}
+
+/// One layer of a tuple.
+pub enum LayerParts {
+    /// Of a linear layer.
+    Linear {
+        /// Where a head's `T` lies in `transition`, in units of `[key, key]`.
+        place: Vec<Option<usize>>,
+        /// `T` of the live heads.
+        transition: Vec<f32>,
+        /// `S`, `[heads, key, value]`.
+        state: Vec<f32>,
+        /// `[K-1, channels]`.
+        tail: Vec<f32>,
+    },
+    /// Of a full layer: `[kv heads, body, key]` and `[kv heads, body, value]`.
+    Full {
+        /// Keys before rotation.
+        key: Vec<f32>,
+        /// Values.
+        value: Vec<f32>,
+    },
+}
+
+impl LayerParts {
+    pub(crate) fn from_host(layer: usize, spec: &ModelSpec, host: HostLayer) -> Result<Self, OpError> {
+        let wrong = |expected: &str, found: String| OpError::Shape {
+            op: "import",
+            expected: format!("{expected} in layer {layer}"),
+            found,
+        };
+        match (spec.layers.get(layer), host) {
+            (Some(LayerSpec::Linear(shape)), HostLayer::Linear { live, transition, state, tail }) => {
+                let mut next = 0..;
+                let place: Vec<_> = live.iter().map(|&live| live.then(|| next.next()).flatten()).collect();
+                let alive = place.iter().flatten().count();
+                if live.len() != shape.heads
+                    || transition.len() != alive * shape.family.transition().len(shape.key)
+                    || state.len() != shape.heads * shape.key * shape.value
+                    || tail.len() != shape.tail_rows() * shape.conv_channels()
+                {
+                    let found = [live.len(), transition.len(), state.len(), tail.len()];
+                    return Err(wrong(&format!("parts of {shape:?}"), format!("lengths {found:?}")));
+                }
+                Ok(Self::Linear { place, transition, state, tail })
+            }
+            (Some(LayerSpec::Full(shape)), HostLayer::Full { key, value }) => {
+                let (width, other) = (shape.kv_heads * shape.key, shape.kv_heads * shape.value);
+                let body = key.len().checked_div(width).unwrap_or(0);
+                if key.len() != body * width || value.len() != body * other {
+                    let found = format!("lengths {} and {}", key.len(), value.len());
+                    return Err(wrong(&format!("parts of {shape:?}"), found));
+                }
+                Ok(Self::Full { key, value })
+            }
+            (layer, _) => Err(wrong("parts of the layer's kind", format!("the other kind, for {layer:?}"))),
+        }
+    }
+}
+
+/// One head of a recording: `T` and `S` of the body's tokens so far.
+#[derive(Clone)]
+pub(crate) struct HeadRecord {
+    /// `[key, key]`.
+    pub(crate) transition: Vec<f32>,
+    /// `[key, value]`.
+    pub(crate) state: Vec<f32>,
+    /// Logarithm of the gate-only bound on the norm of `T`.
+    pub(crate) log_bound: f64,
+}
+
+/// What a build has collected, layer by layer, head by head; nothing for full layers.
+pub struct Recording {
+    pub(crate) layers: Vec<Vec<HeadRecord>>,
+}
+
+impl Recording {
+    pub(crate) fn empty(spec: &ModelSpec) -> Result<Self, OpError> {
+        let layers = spec.layers.iter().map(|layer| match layer {
+            LayerSpec::Linear(shape) => {
+                gdn_only("recording", shape)?;
+                let mut transition = vec![0.0; shape.key * shape.key];
+                transition.iter_mut().step_by(shape.key + 1).for_each(|one| *one = 1.0);
+                let state = vec![0.0; shape.key * shape.value];
+                Ok(vec![HeadRecord { transition, state, log_bound: 0.0 }; shape.heads])
+            }
+            LayerSpec::Full(_) => Ok(Vec::new()),
+        });
+        Ok(Self { layers: layers.collect::<Result<_, OpError>>()? })
+    }
+}
+
+/// This device computes the gated delta rule only.
+pub(crate) fn gdn_only(op: &'static str, shape: &LinearShape) -> Result<(), OpError> {
+    if shape.family == Family::Gdn && shape.family.transition() == TransitionForm::Dense {
+        Ok(())
+    } else {
+        Err(OpError::Unsupported { op, what: format!("{:?}", shape.family) })
+    }
+}
+
+/// One layer of a finished build, in host form.
+pub(crate) fn export(request: &Export<'_, CpuDevice>) -> Result<HostLayer, OpError> {
+    let wrong = |expected: &str, found: usize| OpError::Shape {
+        op: "export",
+        expected: expected.to_owned(),
+        found: found.to_string(),
+    };
+    match request.spec.layers.get(request.layer) {
+        Some(LayerSpec::Linear(_)) => {
+            let heads = request.recording.layers.get(request.layer).map_or(&[][..], Vec::as_slice);
+            let slot = request.states.slots.get(request.slot).and_then(|slot| slot.layers.get(request.layer));
+            let slot = slot.ok_or_else(|| wrong("a slot of the pool", request.slot))?;
+            let skip_below = f64::from(request.skip_below);
+            let live: Vec<bool> = heads.iter().map(|head| head.log_bound.exp() >= skip_below).collect();
+            let transition = heads.iter().zip(&live).filter(|(_, live)| **live);
+            Ok(HostLayer::Linear {
+                transition: transition.flat_map(|(head, _)| &head.transition).copied().collect(),
+                state: heads.iter().flat_map(|head| &head.state).copied().collect(),
+                tail: slot.tail.clone(),
+                live,
+            })
+        }
+        Some(LayerSpec::Full(shape)) => {
+            let layer = request.pages.layers.get(request.layer).and_then(Option::as_ref);
+            let layer = layer.ok_or_else(|| wrong("pages for the layer", request.layer))?;
+            let tokens = request.context.live.len();
+            let first = tokens
+                .checked_sub(request.body)
+                .ok_or_else(|| wrong("a body within the run", request.body))?;
+            let size = request.pages.page_tokens;
+            if request.context.pages.len() * size < tokens {
+                return Err(wrong("pages for every live token", request.context.pages.len()));
+            }
+            let read = |values: &[f32], width: usize| {
+                let mut out = Vec::with_capacity(shape.kv_heads * request.body * width);
+                for head in 0..shape.kv_heads {
+                    for token in first..tokens {
+                        let page = request.context.pages[token / size];
+                        let at = (page * shape.kv_heads + head) * size + token % size;
+                        out.extend_from_slice(&values[at * width..][..width]);
+                    }
+                }
+                out
+            };
+            Ok(HostLayer::Full { key: read(&layer.key, shape.key), value: read(&layer.value, shape.value) })
+        }
+        None => Err(wrong("a layer of the model", request.layer)),
+    }
+}
