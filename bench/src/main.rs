@@ -1,1 +1,25 @@
-fn main() {}
+//! Benchmarks that print the baseline and ours side by side: one file per subcommand.
+
+mod lpt;
+mod report;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "hypic-bench", about, version)]
+struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// The scheduler: longest first against round robin and the optimum, and scatter from 1 to 8 workers.
+    Lpt(lpt::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().bench {
+        Bench::Lpt(args) => lpt::run(&args),
+    }
+}
