@@ -16,6 +16,7 @@ mod error;
 pub mod serve;
 pub mod status;
 pub mod tls;
+pub mod trace;
 
 pub use error::Error;
 
