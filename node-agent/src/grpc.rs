@@ -1,0 +1,5 @@
+//! The gRPC face: convert, call, convert.
+
+pub mod agent;
+pub mod fleet;
+pub mod index;

@@ -1,0 +1,142 @@
+//! This agent's share of the segment index: the slots it owns, and the announcements of what it has.
+
+mod announce;
+mod ask;
+mod convert;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hypic_domain::id::{AgentId, Epoch};
+use hypic_domain::key::SegmentKey;
+use hypic_domain::topology::Topology;
+use hypic_lookup::{Announcer, Change, Counts, Granted, Limits, Ring, Shard};
+use hypic_wire::proto;
+use hypic_wire::status::Refusal;
+use tokio::sync::Notify;
+
+use crate::membership::Membership;
+
+/// Owners of a slot.
+const REPLICAS: usize = 2;
+
+/// Shard and announcer of one agent. Locks are held for look-ups only, never across an await.
+pub struct Index {
+    membership: Arc<Membership>,
+    shard: Mutex<Shard>,
+    announcer: Mutex<Announcer>,
+    news: Notify,
+}
+
+impl Index {
+    /// An index that knows nothing yet.
+    pub fn new(membership: Arc<Membership>) -> Self {
+        let topology = membership.topology();
+        let me = membership.me.clone();
+        let ring = Arc::new(Ring::new(&topology, REPLICAS));
+        Self {
+            shard: Mutex::new(Shard::new(me.clone(), &topology, REPLICAS, Limits::default())),
+            announcer: Mutex::new(Announcer::new(me, membership.incarnation, ring)),
+            news: Notify::new(),
+            membership,
+        }
+    }
+
+    fn shard(&self) -> MutexGuard<'_, Shard> {
+        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn announcer(&self) -> MutexGuard<'_, Announcer> {
+        self.announcer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A change in this agent's store.
+    pub fn record(&self, change: Change) {
+        self.announcer().record(change);
+        self.news.notify_waiters();
+    }
+
+    /// Whether every slot owner knows all that this agent has.
+    pub fn is_told(&self) -> bool {
+        self.announcer().waiting().next().is_none()
+    }
+
+    /// Goes by a new topology.
+    pub fn adopt(&self, topology: &Topology) {
+        let mut shard = self.shard();
+        if let Err(error) = shard.adopt(topology) {
+            tracing::warn!(%error, "keep the slots as they are");
+            return;
+        }
+        let ring = Arc::clone(shard.ring());
+        drop(shard);
+        if let Err(error) = self.announcer().adopt(ring) {
+            tracing::warn!(%error, "announce as before");
+        }
+        self.news.notify_waiters();
+    }
+
+    /// Facts for metrics.
+    pub fn counts(&self) -> Counts {
+        self.shard().counts()
+    }
+
+    /// Answers [`proto::LocateRequest`].
+    ///
+    /// # Errors
+    /// [`Refusal::WrongOwner`], or a key that does not read.
+    pub fn locate(&self, request: &proto::LocateRequest) -> Result<proto::LocateResponse, Refusal> {
+        let keys = convert::keys(&request.keys)?;
+        let shard = self.shard();
+        let located = shard.locate(&keys, Instant::now()).map_err(convert::refusal)?;
+        Ok(proto::LocateResponse {
+            epoch: shard.epoch().0,
+            located: located.into_iter().map(Into::into).collect(),
+        })
+    }
+
+    /// Answers [`proto::AnnounceRequest`].
+    ///
+    /// # Errors
+    /// A message that does not read.
+    pub fn announce(&self, request: proto::AnnounceRequest) -> Result<proto::AnnounceResponse, Refusal> {
+        let message = convert::from_announce(request)?;
+        let mut shard = self.shard();
+        let verdict = shard.take(&message);
+        Ok(convert::to_verdict(verdict, shard.epoch()))
+    }
+
+    /// Answers [`proto::GrantRequest`].
+    ///
+    /// # Errors
+    /// [`Refusal::WrongOwner`], or a key that does not read.
+    pub fn grant(&self, request: proto::GrantRequest) -> Result<proto::GrantResponse, Refusal> {
+        let ttl = Duration::from_millis(request.ttl_ms);
+        let mut builders = Vec::with_capacity(request.wishes.len());
+        for wish in request.wishes {
+            let [key] = convert::keys(&[wish.key])?[..] else {
+                return Err(Refusal::Malformed { why: "a wish has no key".to_owned() });
+            };
+            builders.push(self.grant_here(&key, &AgentId(wish.builder), ttl)?.0);
+        }
+        Ok(proto::GrantResponse { builders })
+    }
+
+    /// Who builds `key`: `builder` when granted.
+    fn grant_here(&self, key: &SegmentKey, builder: &AgentId, ttl: Duration) -> Result<AgentId, Refusal> {
+        let mut shard = self.shard();
+        if ttl.is_zero() {
+            shard.release(key, builder);
+            return Ok(builder.clone());
+        }
+        match shard.grant(*key, builder, Instant::now(), ttl).map_err(convert::refusal)? {
+            Granted::Granted => Ok(builder.clone()),
+            Granted::Building { agent } => Ok(agent),
+        }
+    }
+
+    /// Epoch of the slots in use.
+    pub fn epoch(&self) -> Epoch {
+        self.shard().epoch()
+    }
+}
