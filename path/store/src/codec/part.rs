@@ -1,6 +1,7 @@
 //! One part whose bytes are known to be right.
 
 use bytes::Bytes;
+use hypic_domain::model::LayerSpec;
 use hypic_domain::tuple::{PartKind, PartSpec};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -83,7 +84,7 @@ impl TupleHead {
     /// The set contradicts the part's length.
     pub fn live_heads(&self, layer: u16, transition: Option<&Part>) -> Result<Vec<bool>, StoreError> {
         let heads = match self.layers.get(usize::from(layer)) {
-            Some(hypic_domain::model::LayerSpec::Linear(shape)) => shape.heads,
+            Some(LayerSpec::Linear(shape)) => shape.heads,
             _ => return Ok(Vec::new()),
         };
         let (Some(shape), Some(part)) = (self.shape(layer, PartKind::Transition), transition) else {
