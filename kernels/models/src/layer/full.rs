@@ -1,0 +1,77 @@
+//! The gated full-attention mixer of Qwen3-Next and Qwen3.5.
+
+use hypic_domain::model::FullShape;
+use hypic_kernels::op::{Device, FullInput, NormWeight, OpError};
+use hypic_kernels::plan::Plan;
+
+use crate::config::Config;
+use crate::error::LoadError;
+use crate::load::Weights;
+
+pub(crate) struct FullLayer<D: Device> {
+    shape: FullShape,
+    eps: f32,
+    query: D::Weight,
+    gate: D::Weight,
+    key: D::Weight,
+    value: D::Weight,
+    query_norm: D::Weight,
+    key_norm: D::Weight,
+    out: D::Weight,
+}
+
+impl<D: Device> FullLayer<D> {
+    pub(crate) fn load(
+        weights: &mut Weights<'_, D>,
+        layer: usize,
+        config: &Config,
+        shape: FullShape,
+    ) -> Result<Self, LoadError> {
+        let hidden = config.spec.hidden;
+        let name = |part: &str| format!("layers.{layer}.self_attn.{part}.weight");
+        // Per head: its query, then its gate.
+        let both = weights.read(&name("q_proj"), &[2 * shape.heads * shape.key, hidden])?;
+        let half = |first: usize| {
+            (0..shape.heads)
+                .flat_map(move |head| (0..shape.key).map(move |i| (2 * head + first) * shape.key + i))
+        };
+        Ok(Self {
+            shape,
+            eps: config.eps,
+            query: weights.place(&both.rows(half(0)))?,
+            gate: weights.place(&both.rows(half(1)))?,
+            key: weights.weight(&name("k_proj"), &[shape.kv_heads * shape.key, hidden])?,
+            value: weights.weight(&name("v_proj"), &[shape.kv_heads * shape.value, hidden])?,
+            query_norm: weights.weight(&name("q_norm"), &[shape.key])?,
+            key_norm: weights.weight(&name("k_norm"), &[shape.key])?,
+            out: weights.weight(&name("o_proj"), &[hidden, shape.heads * shape.value])?,
+        })
+    }
+
+    pub(crate) fn forward(
+        &self,
+        device: &D,
+        (layer, rope): (usize, &D::Weight),
+        plan: &Plan<D>,
+        pages: &mut D::Pages,
+        x: &D::Tensor,
+    ) -> Result<D::Tensor, OpError> {
+        let width = self.shape.key;
+        let norm = |x, weight| device.rms_norm(&x, weight, width, NormWeight::ZeroCentred, self.eps);
+        let query = norm(device.linear(x, &self.query)?, &self.query_norm)?;
+        let key = norm(device.linear(x, &self.key)?, &self.key_norm)?;
+        let value = device.linear(x, &self.value)?;
+        let input = FullInput {
+            layer,
+            shape: &self.shape,
+            query: &query,
+            key: &key,
+            value: &value,
+            rope,
+            scale: (width as f32).powf(-0.5),
+        };
+        let mut mixed = device.full_mixer(&input, plan, pages)?;
+        device.sigmoid_gate(&mut mixed, &device.linear(x, &self.gate)?)?;
+        device.linear(&mixed, &self.out)
+    }
+}

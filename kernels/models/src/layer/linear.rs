@@ -1,0 +1,102 @@
+//! The gated delta net mixer of Qwen3-Next and Qwen3.5.
+
+use hypic_domain::model::LinearShape;
+use hypic_kernels::op::{Device, Gates, LinearInput, OpError};
+use hypic_kernels::plan::Plan;
+
+use crate::config::{Config, Naming};
+use crate::error::LoadError;
+use crate::load::Weights;
+
+pub(crate) struct LinearLayer<D: Device> {
+    shape: LinearShape,
+    eps: f32,
+    /// Queries, keys, values: `[channels, hidden]`.
+    raw: D::Weight,
+    /// Gate of the output: `[heads * value, hidden]`.
+    gate: D::Weight,
+    /// Write strengths and decays: `[heads, hidden]`.
+    write: D::Weight,
+    decay: D::Weight,
+    conv: D::Weight,
+    a_log: D::Weight,
+    dt_bias: D::Weight,
+    norm: D::Weight,
+    out: D::Weight,
+}
+
+impl<D: Device> LinearLayer<D> {
+    pub(crate) fn load(
+        weights: &mut Weights<'_, D>,
+        layer: usize,
+        config: &Config,
+        shape: LinearShape,
+    ) -> Result<Self, LoadError> {
+        let hidden = config.spec.hidden;
+        let name = |part: &str| format!("layers.{layer}.linear_attn.{part}");
+        let (keys, values) = (shape.key_heads * shape.key, shape.heads * shape.value);
+        let (raw, gate, write, decay) = match config.naming {
+            Naming::Qwen35 => (
+                weights.weight(&name("in_proj_qkv.weight"), &[shape.conv_channels(), hidden])?,
+                weights.weight(&name("in_proj_z.weight"), &[values, hidden])?,
+                weights.weight(&name("in_proj_b.weight"), &[shape.heads, hidden])?,
+                weights.weight(&name("in_proj_a.weight"), &[shape.heads, hidden])?,
+            ),
+            Naming::Qwen3Next => {
+                // Per key head: its query, its key, the values and the gates of its value heads.
+                let group = shape.heads / shape.key_heads;
+                let wide = group * shape.value;
+                let stride = 2 * shape.key + 2 * wide;
+                let of = |first: usize, count: usize| {
+                    (0..shape.key_heads)
+                        .flat_map(move |head| (0..count).map(move |i| head * stride + first + i))
+                };
+                let all = weights.read(&name("in_proj_qkvz.weight"), &[2 * keys + 2 * values, hidden])?;
+                let raw = of(0, shape.key).chain(of(shape.key, shape.key)).chain(of(2 * shape.key, wide));
+                // Per key head: the strengths of its value heads, then their decays.
+                let both = weights.read(&name("in_proj_ba.weight"), &[2 * shape.heads, hidden])?;
+                let gates = |first: usize| {
+                    (0..shape.key_heads)
+                        .flat_map(move |head| (0..group).map(move |i| head * 2 * group + first + i))
+                };
+                (
+                    weights.place(&all.rows(raw))?,
+                    weights.place(&all.rows(of(2 * shape.key + wide, wide)))?,
+                    weights.place(&both.rows(gates(0)))?,
+                    weights.place(&both.rows(gates(group)))?,
+                )
+            }
+        };
+        Ok(Self {
+            shape,
+            eps: config.eps,
+            raw,
+            gate,
+            write,
+            decay,
+            conv: weights.weight(&name("conv1d.weight"), &[shape.conv_channels(), shape.conv_kernel])?,
+            a_log: weights.weight(&name("A_log"), &[shape.heads])?,
+            dt_bias: weights.weight(&name("dt_bias"), &[shape.heads])?,
+            norm: weights.weight(&name("norm.weight"), &[shape.value])?,
+            out: weights.weight(&name("out_proj.weight"), &[hidden, values])?,
+        })
+    }
+
+    pub(crate) fn forward(
+        &self,
+        device: &D,
+        layer: usize,
+        plan: &Plan<D>,
+        states: &mut D::States,
+        x: &D::Tensor,
+    ) -> Result<D::Tensor, OpError> {
+        let raw = device.linear(x, &self.raw)?;
+        let (a, b) = (device.linear(x, &self.decay)?, device.linear(x, &self.write)?);
+        let gates = Gates::Gdn { a: &a, b: &b, a_log: &self.a_log, dt_bias: &self.dt_bias };
+        let input = LinearInput { layer, shape: &self.shape, raw: &raw, conv: Some(&self.conv), gates };
+        let mixed = device.linear_mixer(&input, plan, states)?;
+        let gate = device.linear(x, &self.gate)?;
+        let normed = device.gated_norm(&mixed, &gate, &self.norm, self.shape.value, self.eps)?;
+        device.linear(&normed, &self.out)
+    }
+}

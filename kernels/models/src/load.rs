@@ -1,0 +1,92 @@
+//! A checkpoint's folder onto a device.
+
+use std::path::Path;
+
+use hypic_domain::id::ModelId;
+use hypic_domain::model::ModelSpec;
+use hypic_domain::tuple::Dtype;
+use hypic_kernels::op::{Device, HostTensor};
+
+use crate::config::Config;
+use crate::error::LoadError;
+use crate::model::Model;
+use crate::qwen3_next::Qwen3Next;
+use crate::stored::{Checkpoint, Stored, read_json};
+
+/// A model on a device, and what makes its identity.
+pub struct Loaded<D: Device> {
+    /// The model.
+    pub model: Box<dyn Model<D>>,
+    /// Its sizes.
+    pub spec: ModelSpec,
+    /// Digest of the weights: names, shapes, formats and bytes.
+    pub weights: [u8; 32],
+    /// Everything of the architecture that changes a result, in one line.
+    pub architecture: String,
+}
+
+/// Loads the checkpoint in `dir`. Tensors are read one after the other: beside what the device keeps, at most one
+/// of them is in memory.
+///
+/// # Errors
+/// Names the file and the tensor or the config's key.
+pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>, LoadError> {
+    let config = Config::parse(&read_json(&dir.join("config.json"))?, id)?;
+    let mut weights = Weights { device, checkpoint: Checkpoint::open(dir)?, prefix: "" };
+    // Checkpoints with a vision part keep the language model one level deeper.
+    weights.prefix = if weights.checkpoint.has("model.language_model.embed_tokens.weight") {
+        "model.language_model"
+    } else {
+        "model"
+    };
+    let model = Qwen3Next::load(&config, &mut weights)?;
+    Ok(Loaded {
+        model: Box::new(model),
+        weights: weights.checkpoint.digest(),
+        architecture: config.canonical(),
+        spec: config.spec,
+    })
+}
+
+/// Reads tensors by name and hands them to the device.
+pub(crate) struct Weights<'a, D: Device> {
+    device: &'a D,
+    checkpoint: Checkpoint,
+    prefix: &'static str,
+}
+
+impl<D: Device> Weights<'_, D> {
+    /// A tensor of the language model.
+    pub(crate) fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
+        self.checkpoint.read(&format!("{}.{name}", self.prefix), shape)
+    }
+
+    /// A tensor that has no prefix.
+    pub(crate) fn read_root(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
+        self.checkpoint.read(name, shape)
+    }
+
+    pub(crate) fn place(&self, stored: &Stored) -> Result<D::Weight, LoadError> {
+        let host = HostTensor {
+            name: &stored.name,
+            shape: stored.shape.clone(),
+            dtype: stored.dtype,
+            bytes: &stored.bytes,
+        };
+        let placed = self.device.weight(&host);
+        placed.map_err(|source| LoadError::PlaceWeight { name: stored.name.clone(), source })
+    }
+
+    /// Reads and places.
+    pub(crate) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
+        let stored = self.read(name, shape)?;
+        self.place(&stored)
+    }
+
+    /// A computed matrix.
+    pub(crate) fn table(&self, name: &str, values: &[f32], width: usize) -> Result<D::Weight, LoadError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let shape = vec![values.len() / width, width];
+        self.place(&Stored { name: name.to_owned(), shape, dtype: Dtype::F32, bytes })
+    }
+}

@@ -1,0 +1,112 @@
+//! Qwen3-Next and Qwen3.5 with dense feed-forward parts: the two differ in how projections are stored only.
+
+use hypic_domain::model::{LayerSpec, ModelSpec};
+use hypic_kernels::op::{Device, NormWeight, OpError};
+use hypic_kernels::plan::Plan;
+
+use crate::config::Config;
+use crate::error::LoadError;
+use crate::layer::full::FullLayer;
+use crate::layer::linear::LinearLayer;
+use crate::layer::mlp::Mlp;
+use crate::load::Weights;
+use crate::model::{Memory, Model};
+
+pub(crate) struct Qwen3Next<D: Device> {
+    spec: ModelSpec,
+    eps: f32,
+    embedding: D::Weight,
+    /// `[context, rotary]`.
+    rope: D::Weight,
+    layers: Vec<Layer<D>>,
+    norm: D::Weight,
+    /// None: the embedding table.
+    head: Option<D::Weight>,
+}
+
+struct Layer<D: Device> {
+    before: D::Weight,
+    mixer: Mixer<D>,
+    between: D::Weight,
+    mlp: Mlp<D>,
+}
+
+enum Mixer<D: Device> {
+    Linear(LinearLayer<D>),
+    Full(FullLayer<D>),
+}
+
+impl<D: Device> Qwen3Next<D> {
+    pub(crate) fn load(config: &Config, weights: &mut Weights<'_, D>) -> Result<Self, LoadError> {
+        let spec = config.spec.clone();
+        let table = [spec.vocab, spec.hidden];
+        let embedding = weights.weight("embed_tokens.weight", &table)?;
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for (layer, kind) in spec.layers.iter().enumerate() {
+            let norm = |part: &str| format!("layers.{layer}.{part}_layernorm.weight");
+            layers.push(Layer {
+                before: weights.weight(&norm("input"), &[spec.hidden])?,
+                mixer: match kind {
+                    LayerSpec::Linear(shape) => {
+                        Mixer::Linear(LinearLayer::load(weights, layer, config, *shape)?)
+                    }
+                    LayerSpec::Full(shape) => Mixer::Full(FullLayer::load(weights, layer, config, *shape)?),
+                },
+                between: weights.weight(&norm("post_attention"), &[spec.hidden])?,
+                mlp: Mlp::load(weights, layer, spec.hidden, config.intermediate)?,
+            });
+        }
+        let norm = weights.weight("norm.weight", &[spec.hidden])?;
+        let head = if config.tied {
+            None
+        } else {
+            let stored = weights.read_root("lm_head.weight", &table)?;
+            Some(weights.place(&stored)?)
+        };
+        let rope = weights.table("rope", &config.rope.table(spec.context.0 as usize), config.rope.rotary)?;
+        Ok(Self { spec, eps: config.eps, embedding, rope, layers, norm, head })
+    }
+
+    fn normed(&self, device: &D, x: &D::Tensor, weight: &D::Weight) -> Result<D::Tensor, OpError> {
+        device.rms_norm(x, weight, self.spec.hidden, NormWeight::ZeroCentred, self.eps)
+    }
+}
+
+impl<D: Device> Model<D> for Qwen3Next<D> {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn embed(&self, device: &D, plan: &Plan<D>) -> Result<D::Tensor, OpError> {
+        device.embed(&self.embedding, &plan.ids)
+    }
+
+    fn layer(
+        &self,
+        device: &D,
+        layer: usize,
+        plan: &Plan<D>,
+        memory: Memory<'_, D>,
+        mut x: D::Tensor,
+    ) -> Result<D::Tensor, OpError> {
+        let parts = self.layers.get(layer).ok_or_else(|| OpError::Shape {
+            op: "layer",
+            expected: format!("a layer below {}", self.layers.len()),
+            found: layer.to_string(),
+        })?;
+        let normed = self.normed(device, &x, &parts.before)?;
+        let mixed = match &parts.mixer {
+            Mixer::Linear(mixer) => mixer.forward(device, layer, plan, memory.states, &normed)?,
+            Mixer::Full(mixer) => mixer.forward(device, (layer, &self.rope), plan, memory.pages, &normed)?,
+        };
+        device.add(&mut x, &mixed)?;
+        let normed = self.normed(device, &x, &parts.between)?;
+        device.add(&mut x, &parts.mlp.forward(device, &normed)?)?;
+        Ok(x)
+    }
+
+    fn logits(&self, device: &D, x: &D::Tensor, rows: &[usize]) -> Result<Vec<f32>, OpError> {
+        let normed = self.normed(device, &device.select(x, rows)?, &self.norm)?;
+        Ok(device.to_host(&device.linear(&normed, self.head.as_ref().unwrap_or(&self.embedding))?))
+    }
+}

@@ -1,0 +1,255 @@
+//! Random checkpoints for tests and benches, with slow decays: half lives log-uniform from 8 to 8192 tokens.
+//!
+//! What a library draws by default forgets within tens of tokens; `T` is then nothing, and every fault of
+//! composition is hidden.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use half::bf16;
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::json;
+
+use crate::config::Naming;
+use crate::error::LoadError;
+
+/// What to draw.
+#[derive(Clone, Debug)]
+pub struct RandomSpec {
+    /// Same seed, same bytes.
+    pub seed: u64,
+    /// How projections are stored.
+    pub naming: Naming,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the feed-forward part.
+    pub intermediate: usize,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Every so many layers one is full attention.
+    pub full_interval: usize,
+    /// Heads of linear layers' keys, and value heads.
+    pub linear_heads: (usize, usize),
+    /// Width of linear layers' keys and values: a multiple of 16.
+    pub linear_width: usize,
+    /// Query heads and key heads of full layers.
+    pub full_heads: (usize, usize),
+    /// Width of full layers' heads: a multiple of 16; a quarter of it is rotated.
+    pub full_width: usize,
+    /// Longest prompt and answer.
+    pub context: usize,
+    /// Shortest and longest half life of a head, in tokens.
+    pub half_lives: (f64, f64),
+    /// Whether the head is the embedding table.
+    pub tied: bool,
+    /// bf16 instead of fp32.
+    pub half_precision: bool,
+}
+
+impl Default for RandomSpec {
+    /// A small model for tests: four layers, the last one full attention.
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            naming: Naming::Qwen3Next,
+            hidden: 64,
+            intermediate: 96,
+            vocab: 256,
+            layers: 4,
+            full_interval: 4,
+            linear_heads: (2, 4),
+            linear_width: 16,
+            full_heads: (4, 2),
+            full_width: 32,
+            context: 4096,
+            half_lives: (8.0, 8192.0),
+            tied: false,
+            half_precision: false,
+        }
+    }
+}
+
+/// Writes a checkpoint into `dir`, which must exist: `config.json` and `model.safetensors`.
+///
+/// # Errors
+/// [`LoadError::WriteFile`].
+pub fn write(dir: &Path, spec: &RandomSpec) -> Result<(), LoadError> {
+    let config = dir.join("config.json");
+    let text = format!("{:#}\n", config_of(spec));
+    std::fs::write(&config, text).map_err(|source| LoadError::WriteFile { path: config, source })?;
+    let mut draw = Draw { random: spec.seed, tensors: Vec::new(), half_precision: spec.half_precision };
+    draw.model(spec);
+    let dtype = if spec.half_precision { Dtype::BF16 } else { Dtype::F32 };
+    let path = dir.join("model.safetensors");
+    let failed = |error: safetensors::SafeTensorError| LoadError::WriteFile {
+        path: path.clone(),
+        source: std::io::Error::other(error),
+    };
+    let mut views = Vec::with_capacity(draw.tensors.len());
+    for (name, shape, bytes) in &draw.tensors {
+        views.push((name.as_str(), TensorView::new(dtype, shape.clone(), bytes).map_err(failed)?));
+    }
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    serialize_to_file(views, Some(metadata), &path).map_err(failed)
+}
+
+/// [`write`], with the tokenizer of another checkpoint beside it. `spec.vocab` must hold its ids.
+///
+/// # Errors
+/// [`LoadError::WriteFile`], with the file that could not be copied.
+pub fn write_with_tokenizer(dir: &Path, spec: &RandomSpec, tokenizer: &Path) -> Result<(), LoadError> {
+    write(dir, spec)?;
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        let path = dir.join(file);
+        std::fs::copy(tokenizer.join(file), &path).map_err(|source| LoadError::WriteFile { path, source })?;
+    }
+    Ok(())
+}
+
+fn config_of(spec: &RandomSpec) -> serde_json::Value {
+    let (model_type, class) = match spec.naming {
+        Naming::Qwen3Next => ("qwen3_next", "Qwen3NextForCausalLM"),
+        Naming::Qwen35 => ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    };
+    let kind = |layer: usize| match (layer + 1).is_multiple_of(spec.full_interval) {
+        true => "full_attention",
+        false => "linear_attention",
+    };
+    json!({
+        "architectures": [class],
+        "model_type": model_type,
+        "dtype": if spec.half_precision { "bfloat16" } else { "float32" },
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.intermediate,
+        "vocab_size": spec.vocab,
+        "num_hidden_layers": spec.layers,
+        "layer_types": (0..spec.layers).map(kind).collect::<Vec<_>>(),
+        "linear_num_key_heads": spec.linear_heads.0,
+        "linear_num_value_heads": spec.linear_heads.1,
+        "linear_key_head_dim": spec.linear_width,
+        "linear_value_head_dim": spec.linear_width,
+        "linear_conv_kernel_dim": 4,
+        "num_attention_heads": spec.full_heads.0,
+        "num_key_value_heads": spec.full_heads.1,
+        "head_dim": spec.full_width,
+        "max_position_embeddings": spec.context,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        "tie_word_embeddings": spec.tied,
+        "num_experts": 0,
+        "mlp_only_layers": (0..spec.layers).collect::<Vec<_>>(),
+        "bos_token_id": null,
+        "eos_token_id": null,
+    })
+}
+
+struct Draw {
+    random: u64,
+    tensors: Vec<(String, Vec<usize>, Vec<u8>)>,
+    half_precision: bool,
+}
+
+impl Draw {
+    fn model(&mut self, spec: &RandomSpec) {
+        let RandomSpec { hidden, intermediate, vocab, .. } = *spec;
+        self.matrix("model.embed_tokens.weight", &[vocab, hidden], 1.0);
+        for layer in 0..spec.layers {
+            let name = |part: &str| format!("model.layers.{layer}.{part}");
+            self.norm(&name("input_layernorm.weight"), hidden, 0.0);
+            if (layer + 1).is_multiple_of(spec.full_interval) {
+                self.full(&name("self_attn"), spec);
+            } else {
+                self.linear(&name("linear_attn"), spec);
+            }
+            self.norm(&name("post_attention_layernorm.weight"), hidden, 0.0);
+            self.matrix(&name("mlp.gate_proj.weight"), &[intermediate, hidden], 1.0);
+            self.matrix(&name("mlp.up_proj.weight"), &[intermediate, hidden], 1.0);
+            self.matrix(&name("mlp.down_proj.weight"), &[hidden, intermediate], 1.0);
+        }
+        self.norm("model.norm.weight", hidden, 0.0);
+        if !spec.tied {
+            self.matrix("lm_head.weight", &[vocab, hidden], 1.0);
+        }
+    }
+
+    fn linear(&mut self, name: &str, spec: &RandomSpec) {
+        let ((key_heads, heads), width, hidden) = (spec.linear_heads, spec.linear_width, spec.hidden);
+        let (keys, values) = (key_heads * width, heads * width);
+        let channels = 2 * keys + values;
+        match spec.naming {
+            Naming::Qwen3Next => {
+                self.matrix(&format!("{name}.in_proj_qkvz.weight"), &[channels + values, hidden], 1.0);
+                self.matrix(&format!("{name}.in_proj_ba.weight"), &[2 * heads, hidden], 0.5);
+            }
+            Naming::Qwen35 => {
+                self.matrix(&format!("{name}.in_proj_qkv.weight"), &[channels, hidden], 1.0);
+                self.matrix(&format!("{name}.in_proj_z.weight"), &[values, hidden], 1.0);
+                self.matrix(&format!("{name}.in_proj_b.weight"), &[heads, hidden], 0.5);
+                self.matrix(&format!("{name}.in_proj_a.weight"), &[heads, hidden], 0.5);
+            }
+        }
+        let taps = (0..channels * 4).map(|_| 0.5 * self.normal()).collect();
+        self.tensor(&format!("{name}.conv1d.weight"), &[channels, 1, 4], taps);
+        // With dt_bias = ln(e - 1), softplus is 1 at zero input, and a head forgets half in `half` tokens.
+        let (short, long) = (spec.half_lives.0.ln(), spec.half_lives.1.ln());
+        let a_log = (0..heads).map(|_| {
+            let half = (short + (long - short) * self.uniform()).exp();
+            (std::f64::consts::LN_2 / half).ln()
+        });
+        let a_log = a_log.collect();
+        self.tensor(&format!("{name}.A_log"), &[heads], a_log);
+        self.tensor(&format!("{name}.dt_bias"), &[heads], vec![(std::f64::consts::E - 1.0).ln(); heads]);
+        self.norm(&format!("{name}.norm.weight"), width, 1.0);
+        self.matrix(&format!("{name}.out_proj.weight"), &[hidden, values], 1.0);
+    }
+
+    fn full(&mut self, name: &str, spec: &RandomSpec) {
+        let ((heads, kv_heads), width, hidden) = (spec.full_heads, spec.full_width, spec.hidden);
+        self.matrix(&format!("{name}.q_proj.weight"), &[2 * heads * width, hidden], 1.0);
+        self.matrix(&format!("{name}.k_proj.weight"), &[kv_heads * width, hidden], 1.0);
+        self.matrix(&format!("{name}.v_proj.weight"), &[kv_heads * width, hidden], 1.0);
+        self.norm(&format!("{name}.q_norm.weight"), width, 0.0);
+        self.norm(&format!("{name}.k_norm.weight"), width, 0.0);
+        self.matrix(&format!("{name}.o_proj.weight"), &[hidden, heads * width], 1.0);
+    }
+
+    /// Normal values of variance `scale^2 / in`, so that activations keep their size.
+    fn matrix(&mut self, name: &str, shape: &[usize; 2], scale: f64) {
+        let scale = scale / (shape[1] as f64).sqrt();
+        let values = (0..shape[0] * shape[1]).map(|_| scale * self.normal()).collect();
+        self.tensor(name, shape, values);
+    }
+
+    fn norm(&mut self, name: &str, width: usize, centre: f64) {
+        let values = (0..width).map(|_| centre + 0.1 * self.normal()).collect();
+        self.tensor(name, &[width], values);
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[usize], values: Vec<f64>) {
+        let values = values.into_iter().map(|value| value as f32);
+        let bytes = if self.half_precision {
+            values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect()
+        } else {
+            values.flat_map(f32::to_le_bytes).collect()
+        };
+        self.tensors.push((name.to_owned(), shape.to_vec(), bytes));
+    }
+
+    /// In (0, 1), by SplitMix64.
+    fn uniform(&mut self) -> f64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64 + f64::EPSILON / 4.0
+    }
+
+    /// By Box and Muller.
+    fn normal(&mut self) -> f64 {
+        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+}
