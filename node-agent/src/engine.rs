@@ -1,0 +1,271 @@
+//! The engine: one thread that owns a model, its state slots and KV pages, and runs steps.
+//!
+//! Orders come in through [`Engine::generate`] and leave as a [`TokenStream`]; their tuples come in through a
+//! [`Feed`]. [`Engine::build`] computes tuples for others. A step packs rows of many sequences; compositions
+//! fly in steps of their own, layer by layer as their tuples arrive, so that nothing but its own program decides
+//! how a composition is computed: the same bits on a hit and on a miss.
+//!
+//! Start reading at `engine/run.rs`. Never: knows a network, a cluster or a file.
+
+mod admit;
+mod build;
+mod compose;
+mod edge;
+mod load;
+mod memory;
+mod pool;
+mod room;
+mod run;
+mod sequence;
+mod snapshot;
+mod step;
+mod tokens;
+mod tuple;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use hypic_compose::{Ablation, ComposeError, Program};
+use hypic_decode::DecodeError;
+use hypic_domain::flow::Order;
+use hypic_domain::key::{Identity, SegmentKey};
+use hypic_domain::model::{LayerSpec, ModelSpec};
+use hypic_domain::tuple::TupleFormat;
+use hypic_domain::unit::{Bytes, Tokens};
+use hypic_kernels::op::{Device, OpError};
+use hypic_models::model::Model;
+use hypic_store::codec::TupleHead;
+use hypic_store::{StoreError, StoredTuple};
+
+pub use edge::{BuildEvent, BuildStream, Feed, TokenStream};
+pub use load::{Calibration, Counters, Load};
+
+use edge::{Command, Doorbell};
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Of the tuples it uses and makes.
+    pub identity: Identity,
+    /// Width of the seam, `w`.
+    pub seam: u32,
+    /// Number formats of tuples.
+    pub format: TupleFormat,
+    /// Most rows of one step.
+    pub rows: usize,
+    /// Sequences that run at a time.
+    pub slots: usize,
+    /// Builds that run at a time.
+    pub builds: usize,
+    /// Sequences that may wait.
+    pub queue: usize,
+    /// Tokens of a KV page.
+    pub page_tokens: usize,
+    /// Cap over weights, state slots, snapshots and KV pages.
+    pub memory: Bytes,
+    /// What the weights take of it.
+    pub weights: Bytes,
+    /// What snapshots may take of it; 0 for none.
+    pub snapshots: Bytes,
+    /// [`Ablation::None`], except in tests of what composition needs.
+    pub ablation: Ablation,
+}
+
+/// Why the engine cannot do something.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The cap is too small.
+    #[error("{} bytes are needed at least and the cap is {}", needed.0, cap.0)]
+    FitMemory {
+        /// Bytes for weights, slots, snapshots and two pages.
+        needed: Bytes,
+        /// The cap.
+        cap: Bytes,
+    },
+    /// The device refused the pools.
+    #[error("state slots and pages cannot be allocated")]
+    AllocateMemory {
+        /// Why.
+        source: Arc<OpError>,
+    },
+    /// No thread could be started.
+    #[error("the engine's thread cannot be started")]
+    StartThread {
+        /// Why.
+        source: Arc<std::io::Error>,
+    },
+    /// The order has no program.
+    #[error("the order cannot be composed")]
+    ComposeOrder {
+        /// Why.
+        source: ComposeError,
+    },
+    /// The order contradicts itself or the model.
+    #[error("the order cannot be read: {reason}")]
+    ReadOrder {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The prompt leaves no room for an answer.
+    #[error("a prompt of {} tokens does not fit a context of {}", tokens.0, context.0)]
+    FitContext {
+        /// Tokens of the prompt.
+        tokens: Tokens,
+        /// Longest prompt and answer together.
+        context: Tokens,
+    },
+    /// All pages together hold less than the prompt.
+    #[error("{} tokens do not fit pages for {}", tokens.0, limit.0)]
+    FitPages {
+        /// Tokens to be held at once.
+        tokens: Tokens,
+        /// What the pages hold.
+        limit: Tokens,
+    },
+    /// Too many wait already.
+    #[error("{waiting} sequences wait already")]
+    QueueOrder {
+        /// How many.
+        waiting: usize,
+    },
+    /// A step failed on the device.
+    #[error("a step failed")]
+    RunStep {
+        /// Why.
+        source: Arc<OpError>,
+    },
+    /// No token could be drawn.
+    #[error("no token could be drawn")]
+    DrawToken {
+        /// Why.
+        source: DecodeError,
+    },
+    /// A tuple could not be written.
+    #[error("a tuple could not be written")]
+    WriteTuple {
+        /// Why.
+        source: Arc<StoreError>,
+    },
+    /// A tuple's parts do not fit its segment.
+    #[error("a tuple could not be read")]
+    ReadTuple {
+        /// Why.
+        source: Arc<StoreError>,
+    },
+    /// The engine's thread is gone.
+    #[error("the engine has stopped")]
+    ReachEngine,
+}
+
+/// What becomes of tuples that the engine built. It is called on the engine's thread.
+pub type Publish = Box<dyn Fn(StoredTuple) + Send>;
+
+/// A handle of a running engine. The thread ends when all handles and streams are dropped.
+#[derive(Clone)]
+pub struct Engine {
+    doorbell: Doorbell,
+    next_age: Arc<AtomicU64>,
+    load: Arc<Mutex<Load>>,
+    spec: Arc<ModelSpec>,
+    layers: Arc<[LayerSpec]>,
+    config: Arc<EngineConfig>,
+}
+
+impl Engine {
+    /// Allocates all memory and starts the thread.
+    ///
+    /// # Errors
+    /// A cap that is too small, or what the device says.
+    pub fn start<D: Device>(
+        device: Arc<D>,
+        model: Arc<dyn Model<D>>,
+        config: EngineConfig,
+        publish: Publish,
+    ) -> Result<Self, EngineError> {
+        let spec = Arc::new(model.spec().clone());
+        let (commands, inbox) = mpsc::channel();
+        let doorbell = Doorbell { commands, hungry: Arc::new(AtomicBool::new(false)) };
+        let load = Arc::new(Mutex::new(Load::default()));
+        let config = Arc::new(config);
+        let engine = Self {
+            layers: spec.layers.clone().into(),
+            doorbell,
+            next_age: Arc::new(AtomicU64::new(0)),
+            load: Arc::clone(&load),
+            spec,
+            config: Arc::clone(&config),
+        };
+        let parts = run::Parts {
+            device,
+            model,
+            config,
+            publish,
+            layers: Arc::clone(&engine.layers),
+            load,
+            hungry: Arc::clone(&engine.doorbell.hungry),
+        };
+        let allocated = parts.allocate()?;
+        std::thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || run::run(parts, allocated, &inbox))
+            .map_err(|source| EngineError::StartThread { source: Arc::new(source) })?;
+        Ok(engine)
+    }
+
+    /// Computes an order. Its tuples come through the feed; what the feed does not bring is built here.
+    pub fn generate(&self, order: Order) -> (Feed, TokenStream) {
+        let choices = order.choices.len();
+        // One age for every choice: they are sequences of their own.
+        let age = self.next_age.fetch_add(choices.max(1) as u64, Ordering::Relaxed);
+        let mut heads = vec![None; order.pieces.len()];
+        if let Ok(program) = Program::of_prompt(&order.pieces, order.mode, self.config.seam, Ablation::None) {
+            for body in &program.bodies {
+                let piece = &order.pieces[body.piece];
+                heads[body.piece] = piece.key.map(|key| self.tuple_head(key, &piece.ids));
+            }
+        }
+        // Room for whatever all choices say at once, and some tokens ahead of the reader.
+        let (events, received) = tokio::sync::mpsc::channel(32 + 4 * choices);
+        let refused = events.clone();
+        if !self.doorbell.ring(Command::Generate { age, order: Box::new(order), events }) {
+            // The channel is new and empty, and its reader is right here.
+            let _ = refused.try_send(Err(EngineError::ReachEngine));
+        }
+        let stream = TokenStream::new(received, self.doorbell.clone());
+        (Feed { age, doorbell: self.doorbell.clone(), heads }, stream)
+    }
+
+    /// Builds the tuples of whole segments, each from a zero state at position 0.
+    pub fn build(&self, segments: impl IntoIterator<Item = (SegmentKey, Vec<u32>)>) -> BuildStream {
+        let (events, received) = tokio::sync::mpsc::unbounded_channel();
+        for (key, ids) in segments {
+            let age = self.next_age.fetch_add(1, Ordering::Relaxed);
+            if !self.doorbell.ring(Command::Build { age, key, ids, events: events.clone() }) {
+                // The reader is right here.
+                let _ = events.send(BuildEvent::Failed { key, error: EngineError::ReachEngine });
+            }
+        }
+        BuildStream::new(received, self.doorbell.clone())
+    }
+
+    /// What the tuple of a segment is, before it exists.
+    pub fn tuple_head(&self, key: SegmentKey, ids: &[u32]) -> TupleHead {
+        run::tuple_head(&self.config, &self.layers, key, ids)
+    }
+
+    /// Gauges and counters as of the last step.
+    pub fn load(&self) -> Load {
+        // A lock poisoned by a panic still holds plain numbers.
+        *self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The model's sizes and shapes.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// How it is set up.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+}

@@ -1,0 +1,158 @@
+//! What the engine says about itself.
+
+use std::time::{Duration, Instant};
+
+use hypic_domain::flow::Origin;
+use hypic_domain::flow::{Mode, Order, Piece, TokenEvent};
+use hypic_domain::key::Scope;
+use hypic_domain::sampling::Sampling;
+use hypic_domain::unit::{Millis, Tokens};
+
+use super::{Engine, EngineError};
+
+/// Gauges and counters, as plain numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Sequences that hold a slot.
+    pub running: usize,
+    /// Sequences that wait for one.
+    pub queued: usize,
+    /// Builds that run or wait.
+    pub builds: usize,
+    /// Rows that everybody here still needs before the next token.
+    pub rows_ahead: u64,
+    /// Free state slots of sequences.
+    pub slots_free: usize,
+    /// State slots of sequences.
+    pub slots_total: usize,
+    /// Free state slots of builds.
+    pub build_slots_free: usize,
+    /// Free KV pages.
+    pub pages_free: usize,
+    /// KV pages.
+    pub pages_total: usize,
+    /// Snapshots kept.
+    pub snapshots: usize,
+    /// Counters since the start.
+    pub counters: Counters,
+}
+
+/// Counters since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps.
+    pub steps: u64,
+    /// Rows of answers.
+    pub rows_decoded: u64,
+    /// Rows of prompts computed in context.
+    pub rows_live: u64,
+    /// Rows of composed prompts: seams and what is live beside them.
+    pub rows_composed: u64,
+    /// Rows of builds.
+    pub rows_built: u64,
+    /// Tokens drawn.
+    pub drawn: u64,
+    /// Tuples built.
+    pub built: u64,
+    /// Linear heads of built tuples.
+    pub heads: u64,
+    /// Those of them that store a `T`.
+    pub heads_live: u64,
+    /// Sequences that lost their memory and are computed again.
+    pub preempted: u64,
+    /// Sequences that nobody reads any more, or whose deadline passed.
+    pub cancelled: u64,
+    /// Snapshots kept.
+    pub snapshots_saved: u64,
+    /// Sequences that began at a snapshot.
+    pub snapshots_used: u64,
+}
+
+impl Load {
+    /// Share of built tuples' heads that store a `T`; `None` before the first build.
+    pub fn live_share(&self) -> Option<f64> {
+        let Counters { heads, heads_live, .. } = self.counters;
+        (heads > 0).then(|| heads_live as f64 / heads as f64)
+    }
+}
+
+/// Measured times.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    /// Milliseconds to prefill so many rows.
+    pub prefill: Vec<(Tokens, Millis)>,
+    /// Milliseconds of a step that decodes so many streams.
+    pub decode: Vec<(Tokens, Millis)>,
+}
+
+/// Prompts that are timed.
+const PREFILL_ROWS: [u32; 3] = [64, 256, 1024];
+/// Tokens per timed answer.
+const DECODE_TOKENS: u32 = 8;
+const DECODE_STREAMS: [u32; 2] = [1, 4];
+
+impl Engine {
+    /// Times builds and answers of made-up tokens. It takes the engine as it is: meant for a quiet one, before
+    /// it serves. Nothing of it is published.
+    ///
+    /// # Errors
+    /// What the engine says to its prompts.
+    pub async fn calibrate(&self) -> Result<Calibration, EngineError> {
+        let mut calibration = Calibration { prefill: Vec::new(), decode: Vec::new() };
+        let most = self.spec().context.0.saturating_sub(DECODE_TOKENS + 1);
+        for rows in PREFILL_ROWS.into_iter().filter(|rows| *rows <= most) {
+            // Once to warm up.
+            self.time_prefill(rows.min(64)).await?;
+            calibration.prefill.push((Tokens(rows), millis(self.time_prefill(rows).await?)));
+        }
+        for streams in DECODE_STREAMS {
+            calibration.decode.push((Tokens(streams), millis(self.time_decode(streams).await?)));
+        }
+        Ok(calibration)
+    }
+
+    async fn time_prefill(&self, rows: u32) -> Result<Duration, EngineError> {
+        let begun = Instant::now();
+        let mut stream = self.generate(self.calibration_order(rows, 1, 1)).1;
+        while let Some(event) = stream.next().await {
+            event?;
+        }
+        Ok(begun.elapsed())
+    }
+
+    /// Time per token of `streams` answers side by side.
+    async fn time_decode(&self, streams: u32) -> Result<Duration, EngineError> {
+        let mut stream = self.generate(self.calibration_order(16, streams as usize, DECODE_TOKENS)).1;
+        let mut begun = Instant::now();
+        while let Some(event) = stream.next().await {
+            if matches!(event?, TokenEvent::Ready(_)) {
+                begun = Instant::now();
+            }
+        }
+        Ok(begun.elapsed() / DECODE_TOKENS)
+    }
+
+    fn calibration_order(&self, rows: u32, choices: usize, max_tokens: u32) -> Order {
+        let vocab = self.spec().vocab as u32;
+        let ids = (0..rows).map(|place| place.wrapping_mul(2_654_435_761) % vocab).collect();
+        let sampling = Sampling { temperature: 0.0, max_tokens: Tokens(max_tokens), ..Sampling::default() };
+        Order {
+            id: "calibration".into(),
+            tenant: "calibration".into(),
+            scope: Scope::PUBLIC,
+            mode: Mode::Recompute,
+            pieces: vec![Piece { ids, origin: Origin::Query, key: None }],
+            boundaries: Vec::new(),
+            sources: vec![None],
+            snapshot: Tokens(0),
+            choices: vec![sampling; choices],
+            deadline: None,
+            answered: Vec::new(),
+            measure_gap: false,
+        }
+    }
+}
+
+fn millis(time: Duration) -> Millis {
+    Millis(time.as_secs_f64() * 1e3)
+}

@@ -1,0 +1,79 @@
+//! Who gives way when pages run out: snapshots, then copies for sequences that wait, then the youngest sequence.
+
+use hypic_domain::sampling::FinishReason;
+use hypic_kernels::op::Device;
+
+use super::EngineError;
+use super::edge::Age;
+use super::run::Core;
+
+impl<D: Device> Core<D> {
+    /// Pages for the next `rows` rows of a running sequence. False when it cannot compute them now: then it
+    /// either waits again, or has ended because there is nobody left who could give way.
+    pub(super) fn make_room_for(&mut self, age: Age, rows: usize) -> bool {
+        let Some(sequence) = self.running.get(&age) else { return false };
+        let Some(hold) = &sequence.hold else { return false };
+        let positions = sequence.share(rows, 0).positions;
+        let missing = self.memory.pages_missing(hold, rows);
+        // One more than it fills, for the copy of a shared page.
+        let needed = self.memory.pages_for(hold.context.live.len() + rows) + 1;
+        if missing > 0 && !self.free_pages(missing, |victim| victim > age) {
+            self.give_way(age, needed);
+            return false;
+        }
+        let Some(hold) = self.running.get_mut(&age).and_then(|sequence| sequence.hold.as_mut()) else {
+            return false;
+        };
+        self.memory.grow(&self.device, hold, positions.into_iter())
+    }
+
+    /// Frees pages until `missing` more are free; only running sequences that `may_lose` theirs do.
+    pub(super) fn free_pages(&mut self, missing: usize, may_lose: impl Fn(Age) -> bool) -> bool {
+        let wanted = self.memory.page_pool.free() + missing;
+        while self.memory.page_pool.free() < wanted {
+            if self.memory.snapshots.evict() {
+                continue;
+            }
+            let parked = self.waiting.iter_mut().filter(|sequence| sequence.start.is_some());
+            if let Some(youngest) = parked.max_by_key(|sequence| sequence.age) {
+                youngest.start = None;
+                continue;
+            }
+            match self.running.keys().next_back() {
+                Some(youngest) if may_lose(*youngest) => self.preempt(*youngest, 0),
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// A sequence that cannot grow waits until somebody else is done. When there is nobody else, an answer is
+    /// as long as it can be.
+    fn give_way(&mut self, age: Age, pages: usize) {
+        let alone = self.running.len() == 1 && !self.builds.iter().any(|build| build.is_running());
+        if !alone {
+            self.preempt(age, pages);
+            return;
+        }
+        if let Some(sequence) = self.running.remove(&age) {
+            if sequence.lead.is_none() {
+                sequence.finish(FinishReason::Length);
+            } else {
+                let (tokens, limit) =
+                    (sequence.rows(), self.memory.page_pool.size() * self.memory.page_tokens);
+                sequence.fail(EngineError::fit_pages(tokens, limit));
+            }
+        }
+    }
+
+    /// Takes a sequence's memory. It will be computed again, to the same answer, once `pages` are free.
+    fn preempt(&mut self, age: Age, pages: usize) {
+        if let Some(mut sequence) = self.running.remove(&age) {
+            sequence.lose_memory();
+            sequence.wants_pages = pages;
+            self.counters.preempted += 1;
+            let tenant = sequence.prompt.tenant.clone();
+            self.waiting.put_back(&tenant, sequence);
+        }
+    }
+}

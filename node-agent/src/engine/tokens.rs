@@ -1,0 +1,165 @@
+//! What follows computed rows: snapshots, the gap, the fork into choices, and tokens.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use hypic_compose::gap;
+use hypic_decode::{Sampler, check};
+use hypic_domain::flow::{DrawnToken, ReadyState, SegmentOutcome, TokenEvent};
+use hypic_domain::sampling::FinishReason;
+use hypic_domain::unit::{Millis, Tokens};
+use hypic_kernels::op::Device;
+
+use super::EngineError;
+use super::edge::Age;
+use super::run::Core;
+use super::sequence::{Lead, Prompt, Sequence};
+
+impl<D: Device> Core<D> {
+    /// A running sequence has computed some rows; `logits` are those of its last one, if it was the last.
+    pub(super) fn computed(&mut self, age: Age, logits: Option<Vec<f32>>) {
+        self.save_snapshot(age);
+        let Some(logits) = logits else { return };
+        let Some(mut sequence) = self.running.remove(&age) else { return };
+        if sequence.is_measuring() {
+            self.measured(sequence, logits);
+            return;
+        }
+        if let Some(lead) = sequence.lead.take() {
+            sequence.tell(TokenEvent::Ready(ready(&sequence.prompt, &lead, &logits)));
+            self.fork(&sequence, lead, &logits);
+        }
+        if self.draw(&mut sequence, &logits) {
+            self.running.insert(age, sequence);
+        }
+    }
+
+    /// The full prefill is done: its logits are kept, and the order's own program begins in the same slot.
+    fn measured(&mut self, mut sequence: Sequence<D>, logits: Vec<f32>) {
+        if let Some(lead) = &mut sequence.lead {
+            lead.reference = Some(logits);
+            lead.measured = Some(Instant::now());
+        }
+        sequence.lose_memory();
+        // The slot is free again, and this sequence is the first to ask for it.
+        if let Some(slot) = self.memory.slots.take() {
+            self.begin(sequence, slot);
+        }
+    }
+
+    /// Keeps an exact snapshot where one may stand.
+    fn save_snapshot(&mut self, age: Age) {
+        let Some(sequence) = self.running.get(&age) else { return };
+        if sequence.is_measuring() || !self.memory.snapshots.is_enabled() {
+            return;
+        }
+        let cut = sequence.prompt.cuts.iter().find(|(row, _)| *row == sequence.computed);
+        let (Some((_, key)), Some(hold)) = (cut, &sequence.hold) else { return };
+        if !self.memory.snapshots.contains(key) {
+            let saved = hold.save(&self.device, &self.memory);
+            self.memory.snapshots.put(*key, saved);
+            self.counters.snapshots_saved += 1;
+        }
+    }
+
+    /// The other choices begin where the prompt ends, on copies of its state and shared pages. Each draws its
+    /// first token now and waits for a slot to go on.
+    fn fork(&mut self, first: &Sequence<D>, lead: Lead, logits: &[f32]) {
+        let Some(hold) = first.hold.as_ref().filter(|_| !lead.others.is_empty()) else { return };
+        let end = Rc::new(hold.save(&self.device, &self.memory));
+        let mut forks = Vec::new();
+        for (choice, sampling) in (1..).zip(lead.others) {
+            let mut fork = Sequence {
+                age: first.age + u64::from(choice),
+                prompt: Rc::clone(&first.prompt),
+                choice,
+                sampler: Sampler::new(&sampling, choice, &first.drawn),
+                sampling,
+                drawn: first.drawn.clone(),
+                computed: first.computed,
+                hold: None,
+                start: Some(Rc::clone(&end)),
+                flight: None,
+                lead: None,
+                events: first.events.clone(),
+                wants_pages: 0,
+            };
+            if self.draw(&mut fork, logits) {
+                forks.push(fork);
+            }
+        }
+        // The last is put in front first, so that they stand in their order.
+        for fork in forks.into_iter().rev() {
+            self.waiting.put_back(&first.prompt.tenant, fork);
+        }
+    }
+
+    /// Draws a sequence's next token and tells it. False when the choice is complete.
+    fn draw(&mut self, sequence: &mut Sequence<D>, logits: &[f32]) -> bool {
+        let answered = Tokens(sequence.drawn.len() as u32);
+        let limits = sequence.limits();
+        if let Some(reason) = check(&sequence.sampling, limits, answered, None) {
+            sequence.finish(reason);
+            return false;
+        }
+        let draw = match sequence.sampler.draw(logits) {
+            Ok(draw) => draw,
+            Err(source) => {
+                sequence.fail(EngineError::DrawToken { source });
+                return false;
+            }
+        };
+        self.counters.drawn += 1;
+        let reason = check(&sequence.sampling, limits, answered, Some(draw.id));
+        if reason != Some(FinishReason::Stop) {
+            sequence.drawn.push(draw.id);
+            sequence.tell(TokenEvent::Token(DrawnToken {
+                choice: sequence.choice,
+                id: draw.id,
+                logprob: draw.logprob,
+                top: draw.top,
+            }));
+        }
+        if let Some(reason) = reason {
+            sequence.finish(reason);
+        }
+        reason.is_none()
+    }
+}
+
+/// What is told when the prompt is computed.
+fn ready<D: Device>(prompt: &Prompt<D>, lead: &Lead, logits: &[f32]) -> ReadyState {
+    let segments: Vec<_> = lead.reports.iter().flatten().cloned().collect();
+    let was_built = |piece: usize| {
+        segments
+            .iter()
+            .any(|report| report.piece == piece && matches!(report.outcome, SegmentOutcome::Built { .. }))
+    };
+    ReadyState {
+        counts: prompt.program.counts(lead.exact, |body| was_built(body.piece)),
+        stations: stations(lead),
+        gap: lead.reference.as_ref().map(|reference| gap::kl(reference, logits)),
+        segments,
+    }
+}
+
+/// Milliseconds per station: waiting for a slot, the full prefill to compare with, waiting for tuples, and
+/// computing.
+fn stations(lead: &Lead) -> Vec<(String, Millis)> {
+    let now = Instant::now();
+    let begun = lead.begun.unwrap_or(now);
+    let own = lead.measured.unwrap_or(begun);
+    let composing = lead.gathered.map_or(own, |gathered| gathered.max(own));
+    let between = |name: &str, from: Instant, to: Instant| {
+        (name.to_owned(), Millis(to.saturating_duration_since(from).as_secs_f64() * 1e3))
+    };
+    let mut stations = vec![between("queue", lead.arrived, begun)];
+    if let Some(measured) = lead.measured {
+        stations.push(between("gap", begun, measured));
+    }
+    if lead.gathered.is_some() {
+        stations.push(between("scatter", lead.arrived, composing));
+    }
+    stations.push(between("compose", composing, now));
+    stations
+}
