@@ -17,12 +17,13 @@ DEV float over_quarters(float x, float (*part)[COLUMNS]) {
   return (part[0][c] + part[1][c]) + (part[2][c] + part[3][c]);
 }
 
-// Stored: the type S is stored in; T is fp16 tiles beside fp16 S, pairs of them beside fp32 S.
-template <int D, class Stored, bool VECTOR_GATE>
+// Stored: the type S is stored in; T is fp16 tiles beside fp16 S, pairs of them beside fp32 S. Without the delta rule T is a number,
+// or one per key row, in `factors` [steps, heads (, D)].
+template <int D, class Stored, bool VECTOR_GATE, bool DELTA>
 DEV void compose_seam(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v, const float* __restrict__ gate,
                       const float* __restrict__ beta, const uint32_t* __restrict__ first_step, const uint32_t* __restrict__ first_row,
                       const uint8_t* __restrict__ arena, const uint64_t* __restrict__ transition_of, const uint64_t* __restrict__ state_of,
-                      float* state, float* __restrict__ out, int heads, int key_heads) {
+                      const float* __restrict__ factors, float* state, float* __restrict__ out, int heads, int key_heads) {
   SHARED float s[2][D][COLUMNS], part[2][QUARTERS][COLUMNS];
   constexpr int ROWS = D / QUARTERS;
   const int head = blockIdx.x, slice = blockIdx.y, request = blockIdx.z, key_head = head / (heads / key_heads);
@@ -38,9 +39,11 @@ DEV void compose_seam(const bf16* __restrict__ q, const bf16* __restrict__ k, co
       float read = 0.f, o = 0.f;
       for (int i = row0; i < row0 + ROWS; ++i) {
         s[now][i][c] *= VECTOR_GATE ? expf(gate[at + i]) : decay;
-        read += f32(k[key_at + i]) * s[now][i][c];
+        if (DELTA) read += f32(k[key_at + i]) * s[now][i][c];
       }
-      const float u = beta[row * heads + head] * (f32(v[at + column]) - over_quarters(read, part[0]));
+      float u = f32(v[at + column]);
+      if (DELTA) u = beta[row * heads + head] * (u - over_quarters(read, part[0]));
+      else sync();  // the last row's part[1] has been read
       for (int i = row0; i < row0 + ROWS; ++i) {
         s[now][i][c] += f32(k[key_at + i]) * u;
         o += f32(q[key_at + i]) * s[now][i][c];
@@ -51,11 +54,14 @@ DEV void compose_seam(const bf16* __restrict__ q, const bf16* __restrict__ k, co
     const uint64_t state_offset = state_of[(size_t)step * heads + head];
     if (state_offset == NONE) continue;  // rows without a tuple after them
     sync();                              // all rows of S are up to date
-    const uint64_t offset = transition_of[(size_t)step * heads + head];
+    const uint64_t offset = DELTA ? transition_of[(size_t)step * heads + head] : NONE;
     const Stored* sc = (const Stored*)(arena + state_offset);
     for (int i = row0; i < row0 + ROWS; ++i) {
       float x = f32(sc[state_at<D>(i, column)]);
-      if (offset != NONE) {
+      if (!DELTA) {
+        const size_t at = (size_t)step * heads + head;
+        x += factors[VECTOR_GATE ? at * D + i : at] * s[now][i][c];
+      } else if (offset != NONE) {
         const f16* tile = (const f16*)(arena + offset);
         float product = 0.f;
         for (int j = 0; j < D; ++j) product += transition_at(tile, tile_at<D>(i, j), D * D, (const Stored*)nullptr) * s[now][j][c];
@@ -68,20 +74,21 @@ DEV void compose_seam(const bf16* __restrict__ q, const bf16* __restrict__ k, co
   for (int i = row0; i < row0 + ROWS; ++i) home[(size_t)i * D] = s[now][i][c];
 }
 
-#define COMPOSE_SEAM(name, D, Stored, VECTOR_GATE)                                                                                  \
+#define COMPOSE_SEAM(name, D, Stored, VECTOR_GATE, DELTA)                                                                           \
   KERNEL(128, name)(const bf16* q, const bf16* k, const bf16* v, const float* gate, const float* beta, const uint32_t* first_step,  \
                     const uint32_t* first_row, const uint8_t* arena, const uint64_t* transition_of, const uint64_t* state_of,       \
-                    float* state, float* out, int heads, int key_heads) {                                                           \
-    compose_seam<D, Stored, VECTOR_GATE>(q, k, v, gate, beta, first_step, first_row, arena, transition_of, state_of, state, out,    \
-                                         heads, key_heads);                                                                         \
+                    const float* factors, float* state, float* out, int heads, int key_heads) {                                     \
+    compose_seam<D, Stored, VECTOR_GATE, DELTA>(q, k, v, gate, beta, first_step, first_row, arena, transition_of, state_of,         \
+                                                factors, state, out, heads, key_heads);                                             \
   }                                                                                                                                 \
   REGISTER(name)
+#define EVERY_FORMAT(family, VECTOR_GATE, DELTA)                                                                                    \
+  COMPOSE_SEAM(compose_seam_##family##_64_f16, 64, f16, VECTOR_GATE, DELTA)                                                         \
+  COMPOSE_SEAM(compose_seam_##family##_64_f32, 64, float, VECTOR_GATE, DELTA)                                                       \
+  COMPOSE_SEAM(compose_seam_##family##_128_f16, 128, f16, VECTOR_GATE, DELTA)                                                       \
+  COMPOSE_SEAM(compose_seam_##family##_128_f32, 128, float, VECTOR_GATE, DELTA)
 
-COMPOSE_SEAM(compose_seam_gdn_64_f16, 64, f16, false)
-COMPOSE_SEAM(compose_seam_gdn_64_f32, 64, float, false)
-COMPOSE_SEAM(compose_seam_gdn_128_f16, 128, f16, false)
-COMPOSE_SEAM(compose_seam_gdn_128_f32, 128, float, false)
-COMPOSE_SEAM(compose_seam_kda_64_f16, 64, f16, true)
-COMPOSE_SEAM(compose_seam_kda_64_f32, 64, float, true)
-COMPOSE_SEAM(compose_seam_kda_128_f16, 128, f16, true)
-COMPOSE_SEAM(compose_seam_kda_128_f32, 128, float, true)
+EVERY_FORMAT(gdn, false, true)
+EVERY_FORMAT(kda, true, true)
+EVERY_FORMAT(lightning, false, false)
+EVERY_FORMAT(gla, true, false)

@@ -1,6 +1,6 @@
 // The host side of dev.cuh: a CUDA block as fibers of one thread.
 //
-// Barriers and warp operations are rendezvous points. Shared memory starts as NaN. Threads run forward, backward or shuffled:
+// Barriers and warp operations are rendezvous points. Dynamic shared memory starts as NaN. Threads run forward, backward or shuffled:
 // a result that depends on the order is a missing barrier. A barrier that only a part of the threads reaches is reported.
 #pragma once
 #include <math.h>
@@ -98,12 +98,12 @@ static void entry() {
   fibers[current].state = Done;
   _longjmp(home, 1);
 }
-static void pause(State state) {
+__attribute__((noinline)) static void pause(State state) {
   Fiber& fiber = fibers[current];
   fiber.state = state;
   if (_setjmp(fiber.here) == 0) _longjmp(home, 1);
 }
-static void resume(int i) {
+__attribute__((noinline)) static void resume(int i) {
   current = i;
   threadIdx = fibers[i].thread;
   if (_setjmp(home) != 0) return;

@@ -1,4 +1,5 @@
-// Lightning attention and RetNet (Ring, MiniMax): a fixed log decay per head, no delta rule. T is a number and is not stored.
+// Scalar decays without the delta rule: lightning attention and RetNet (Ring, MiniMax), Mamba-2, plain linear attention.
+// T is a number.
 #include "recurrence.cuh"
 
 RECURRENCE(lightning_recurrence_64, 64, false, false)

@@ -1,9 +1,10 @@
-// The token recurrence of every family, one thread per column: the plain form of chunk prefill, and decode.
+// The token recurrence of every family, two threads per column: the plain form of chunk prefill, and decode.
 //
 //   S <- diag(e^g) S ;  u = b (v - k^T S)  or  u = v without the delta rule ;  S <- S + k u^T ;  o = q^T S
 //
 // blockIdx.x names the columns: 0 the running state (gives the outputs), 1 the body's state (zero before token `from`), 2 the
 // body's T (identity before `from`, no writes). blockIdx.y is (sequence, head). States are fp32 row-major [key, value].
+// One thread of a pair has the even key rows, the other the odd ones: with all 128 in one thread the registers spill.
 #pragma once
 #include "dev.cuh"
 
@@ -16,17 +17,21 @@ DEV void recurrence(const bf16* __restrict__ q, const bf16* __restrict__ k, cons
                     float* __restrict__ out, int heads, int key_heads) {
   SHARED float keys[STAGED][D], queries[STAGED][D], decays[STAGED][VECTOR_GATE ? D : 1], betas[STAGED];
   const int part = blockIdx.x, sequence = blockIdx.y / heads, head = blockIdx.y % heads, key_head = head / (heads / key_heads);
-  const int c = threadIdx.x;
+  const int c = threadIdx.x >> 1, odd = threadIdx.x & 1;
   if (part == 2 && !live[blockIdx.y]) return;
   float* state = (part == 0 ? running : part == 1 ? body : transition) + (size_t)blockIdx.y * D * D + c;
   const uint32_t first = starts[sequence] + (part ? from[sequence] : 0), end = starts[sequence + 1];
 
-  float x[D];
-  for (int i = 0; i < D; ++i) x[i] = fresh[sequence] ? (part == 2 && i == c ? 1.f : 0.f) : state[(size_t)i * D];
+  float x[D / 2];
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) {
+    const int row = 2 * i + odd;
+    x[i] = fresh[sequence] ? (part == 2 && row == c ? 1.f : 0.f) : state[(size_t)row * D];
+  }
   for (uint32_t t0 = first; t0 < end; t0 += STAGED) {
     const int count = end - t0 < STAGED ? (int)(end - t0) : STAGED;
     sync();
-    for (int t = 0; t < count; ++t) {
+    for (int t = odd; t < count; t += 2) {
       const size_t row = t0 + t, at = (row * key_heads + key_head) * D + c;
       keys[t][c] = f32(k[at]);
       queries[t][c] = f32(q[at]);
@@ -40,24 +45,26 @@ DEV void recurrence(const bf16* __restrict__ q, const bf16* __restrict__ k, cons
       float u = part == 2 ? 0.f : f32(v[at]);
       float read = 0.f, o = 0.f;
 #pragma unroll
-      for (int i = 0; i < D; ++i) {
-        x[i] *= decays[t][VECTOR_GATE ? i : 0];
-        if (DELTA) read += keys[t][i] * x[i];
+      for (int i = 0; i < D / 2; ++i) {
+        x[i] *= decays[t][VECTOR_GATE ? 2 * i + odd : 0];
+        if (DELTA) read += keys[t][2 * i + odd] * x[i];
       }
-      if (DELTA) u = betas[t] * (u - read);
+      if (DELTA) u = betas[t] * (u - (read + shuffle_xor(read, 1)));
 #pragma unroll
-      for (int i = 0; i < D; ++i) {
-        x[i] += keys[t][i] * u;
-        o += queries[t][i] * x[i];
+      for (int i = 0; i < D / 2; ++i) {
+        x[i] += keys[t][2 * i + odd] * u;
+        o += queries[t][2 * i + odd] * x[i];
       }
-      if (part == 0) out[at] = o;
+      o += shuffle_xor(o, 1);
+      if (part == 0 && !odd) out[at] = o;
     }
   }
-  for (int i = 0; i < D; ++i) state[(size_t)i * D] = x[i];
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) state[(size_t)(2 * i + odd) * D] = x[i];
 }
 
 #define RECURRENCE(name, D, VECTOR_GATE, DELTA)                                                                                     \
-  KERNEL(D, name)(const bf16* q, const bf16* k, const bf16* v, const float* gate, const float* beta, const uint32_t* starts,       \
+  KERNEL(2 * D, name)(const bf16* q, const bf16* k, const bf16* v, const float* gate, const float* beta, const uint32_t* starts,       \
                   const uint32_t* from, const uint8_t* fresh, const uint8_t* live, float* running, float* body, float* transition, \
                   float* out, int heads, int key_heads) {                                                                          \
     recurrence<D, VECTOR_GATE, DELTA>(q, k, v, gate, beta, starts, from, fresh, live, running, body, transition, out, heads,        \

@@ -1,0 +1,12 @@
+// Every kernel that has a form for the host, in one unit: what CI runs without a GPU.
+#include "checksum.cu"
+#include "compose_seam.cu"
+#include "conv_warm.cu"
+#include "gdn.cu"
+#include "gla.cu"
+#include "kda.cu"
+#include "lightning.cu"
+#include "norm.cu"
+#include "pack.cu"
+#include "rotate.cu"
+#include "fiber_check.hpp"

@@ -1,0 +1,55 @@
+//! Which form of a kernel runs: pure functions of shape, format and device.
+
+use crate::view::{Family, Shape};
+
+/// The forms of compose + seam.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComposeForm {
+    /// Plain loops, for everything.
+    Plain,
+    /// Tensor cores and bulk copies of sm_90a: gated delta rule, width 128, at most eight rows between two tuples.
+    Hopper,
+}
+
+/// Rows of one step that the Hopper form takes.
+pub(crate) const HOPPER_ROWS: usize = 8;
+
+/// The form of compose + seam for steps of at most `most_rows` rows that all have a body.
+pub fn compose_form(
+    family: Family,
+    shape: Shape,
+    most_rows: usize,
+    bodies_everywhere: bool,
+    capability: Option<(i32, i32)>,
+) -> ComposeForm {
+    let gated_delta = matches!(family, Family::Gdn | Family::DeltaNet);
+    let fits = gated_delta && shape.width == 128 && most_rows <= HOPPER_ROWS && bodies_everywhere;
+    if fits && capability == Some((9, 0)) { ComposeForm::Hopper } else { ComposeForm::Plain }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { heads: 32, key_heads: 16, width: 128 };
+
+    #[test]
+    fn a_hopper_device_gets_the_hopper_form() {
+        assert_eq!(compose_form(Family::Gdn, SHAPE, 8, true, Some((9, 0))), ComposeForm::Hopper);
+    }
+
+    #[test]
+    fn everything_else_gets_the_plain_form() {
+        let narrow = Shape { width: 64, ..SHAPE };
+        for (family, shape, rows, bodies, capability) in [
+            (Family::Gdn, SHAPE, 8, true, None),
+            (Family::Gdn, SHAPE, 8, true, Some((8, 0))),
+            (Family::Gdn, SHAPE, 9, true, Some((9, 0))),
+            (Family::Gdn, SHAPE, 8, false, Some((9, 0))),
+            (Family::Gdn, narrow, 8, true, Some((9, 0))),
+            (Family::Kda, SHAPE, 8, true, Some((9, 0))),
+        ] {
+            assert_eq!(compose_form(family, shape, rows, bodies, capability), ComposeForm::Plain);
+        }
+    }
+}

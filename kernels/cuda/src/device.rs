@@ -1,0 +1,92 @@
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use crate::sys::{Context, failed};
+use crate::{Error, Result};
+
+/// Where kernels run: a GPU with one stream, or fibers of this thread. Cheap to clone.
+#[derive(Clone)]
+pub struct Device {
+    pub(crate) backend: Arc<Backend>,
+}
+
+pub(crate) enum Backend {
+    #[cfg(feature = "cuda")]
+    Cuda(Context),
+    #[cfg(feature = "fibers")]
+    Fibers(Order),
+}
+
+/// The order in which the fibers of a block take turns. A result that depends on it is a missing barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// By thread number.
+    Forward,
+    /// From the last thread to the first.
+    Backward,
+    /// Shuffled by a seed of at least 2.
+    Shuffled(u32),
+}
+
+impl Order {
+    #[cfg(feature = "fibers")]
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Self::Forward => 0,
+            Self::Backward => 1,
+            Self::Shuffled(seed) => seed.max(2),
+        }
+    }
+}
+
+impl Device {
+    /// GPU number `ordinal`, with a stream of its own and all kernels loaded.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] without a driver, without such a device, or without the `cuda` feature.
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        return Ok(Self { backend: Arc::new(Backend::Cuda(Context::open(ordinal)?)) });
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = ordinal;
+            Err(Error::NoDevice)
+        }
+    }
+
+    /// The kernels as host code, run by the calling thread.
+    #[cfg(feature = "fibers")]
+    pub fn fibers(order: Order) -> Self {
+        Self { backend: Arc::new(Backend::Fibers(order)) }
+    }
+
+    /// Compute capability of the GPU, none for fibers.
+    pub fn capability(&self) -> Option<(i32, i32)> {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => Some(context.capability),
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => None,
+            #[cfg(not(any(feature = "cuda", feature = "fibers")))]
+            _ => None,
+        }
+    }
+
+    /// Waits until everything given to the device is done.
+    ///
+    /// # Errors
+    /// What a kernel did wrong since the last wait.
+    pub fn wait(&self) -> Result<()> {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => context.stream.synchronize().map_err(failed("finish the stream")),
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => Ok(()),
+            #[cfg(not(any(feature = "cuda", feature = "fibers")))]
+            _ => Err(Error::NoDevice),
+        }
+    }
+}
+
+#[cfg(not(any(feature = "cuda", feature = "fibers")))]
+const _: fn(usize) -> Result<Device> = |_| Err(Error::NoDevice);

@@ -1,0 +1,56 @@
+use std::error::Error as Source;
+
+/// What can go wrong, named after the action.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No driver, no device of that number, or a build without the `cuda` feature.
+    #[error("no CUDA device: the driver is missing or has no such device, or the build lacks the `cuda` feature")]
+    NoDevice,
+    /// A call of the driver failed.
+    #[error("the driver failed to {action}")]
+    CallDriver {
+        /// What was asked of the driver.
+        action: &'static str,
+        /// The driver's own error.
+        source: Box<dyn Source + Send + Sync>,
+    },
+    /// A kernel does not exist on this device.
+    #[error("kernel '{kernel}' does not exist on this device")]
+    FindKernel {
+        /// Its name.
+        kernel: String,
+    },
+    /// A kernel run as fibers did something a GPU would hang or race on.
+    #[error("kernel '{kernel}' run as fibers: {fault}")]
+    RunFibers {
+        /// Its name.
+        kernel: String,
+        /// What it did.
+        fault: String,
+    },
+    /// A buffer or a parameter does not fit the others.
+    #[error("{what} must be {expected}, not {found}")]
+    CheckShape {
+        /// The buffer or parameter.
+        what: &'static str,
+        /// What would fit.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+}
+
+impl Error {
+    /// A [`Error::CheckShape`] unless `holds`.
+    pub(crate) fn unless(
+        holds: bool,
+        what: &'static str,
+        expected: impl ToString,
+        found: impl ToString,
+    ) -> Result<(), Self> {
+        if holds {
+            return Ok(());
+        }
+        Err(Self::CheckShape { what, expected: expected.to_string(), found: found.to_string() })
+    }
+}

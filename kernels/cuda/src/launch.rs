@@ -1,0 +1,148 @@
+//! One launch of one kernel, after all checks.
+
+use std::marker::PhantomData;
+
+use crate::device::Backend;
+use crate::memory::Element;
+use crate::{Buffer, Device, Error, Result};
+
+/// A launch being put together: the arguments in the order of the kernel's parameters. Buffers stay borrowed until it has run.
+pub(crate) struct Launch<'a> {
+    device: &'a Device,
+    kernel: String,
+    grid: [u32; 3],
+    threads: u32,
+    shared: u32,
+    arguments: Vec<u64>,
+    borrowed: PhantomData<&'a mut ()>,
+}
+
+impl<'a> Launch<'a> {
+    pub(crate) fn new(device: &'a Device, kernel: impl Into<String>, grid: [usize; 3], threads: usize) -> Self {
+        Self {
+            device,
+            kernel: kernel.into(),
+            grid: grid.map(|n| n as u32),
+            threads: threads as u32,
+            shared: 0,
+            arguments: Vec::with_capacity(16),
+            borrowed: PhantomData,
+        }
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub(crate) fn shared(mut self, bytes: usize) -> Self {
+        self.shared = bytes as u32;
+        self
+    }
+
+    pub(crate) fn read<T: Element>(mut self, buffer: &'a Buffer<T>) -> Self {
+        self.arguments.push(buffer.address());
+        self
+    }
+
+    pub(crate) fn write<T: Element>(mut self, buffer: &'a mut Buffer<T>) -> Self {
+        self.arguments.push(buffer.address());
+        self
+    }
+
+    /// A pointer the kernel does not use in this launch.
+    pub(crate) fn unused(mut self) -> Self {
+        self.arguments.push(0);
+        self
+    }
+
+    pub(crate) fn int(mut self, value: usize) -> Self {
+        self.arguments.push(u64::from(value as u32));
+        self
+    }
+
+    pub(crate) fn float(mut self, value: f32) -> Self {
+        self.arguments.push(u64::from(value.to_bits()));
+        self
+    }
+
+    /// Gives the launch to the device; an empty grid is nothing to do.
+    pub(crate) fn run(mut self) -> Result<()> {
+        if self.grid.contains(&0) {
+            return Ok(());
+        }
+        let mut pointers: Vec<*mut std::ffi::c_void> =
+            self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast()).collect();
+        match &*self.device.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                let function = context.function(&self.kernel, self.shared)?;
+                context.stream.context().bind_to_thread().map_err(crate::sys::failed("enter the context"))?;
+                // SAFETY: the safe function that built this launch has checked every size against the kernel's contract, the
+                // arguments are in the order of its parameters, and the buffers are borrowed and on this stream.
+                unsafe {
+                    cudarc::driver::result::launch_kernel(
+                        function.cu_function(),
+                        self.grid.into(),
+                        (self.threads, 1, 1),
+                        self.shared,
+                        context.stream.cu_stream(),
+                        &mut pointers,
+                    )
+                }
+                .map_err(crate::sys::failed("launch a kernel"))
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(order) => {
+                let name = std::ffi::CString::new(self.kernel.as_str()).unwrap_or_default();
+                let block = [self.threads, 1, 1];
+                // SAFETY: as above; the buffers are host memory, and the call returns when all fibers are done.
+                let fault = unsafe {
+                    crate::sys::hypic_fiber_launch(
+                        name.as_ptr(),
+                        self.grid.as_ptr(),
+                        block.as_ptr(),
+                        self.shared as usize,
+                        order.code(),
+                        pointers.as_mut_ptr(),
+                    )
+                };
+                if fault.is_null() {
+                    return Ok(());
+                }
+                // SAFETY: the faults are string literals.
+                let fault = unsafe { std::ffi::CStr::from_ptr(fault) }.to_string_lossy().into_owned();
+                Err(Error::RunFibers { kernel: self.kernel, fault })
+            }
+            #[cfg(not(any(feature = "cuda", feature = "fibers")))]
+            _ => Err(Error::NoDevice),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "fibers"))]
+mod tests {
+    use super::*;
+    use crate::Order;
+
+    fn check(kernel: &str, order: Order) -> Result<Vec<f32>> {
+        let device = Device::fibers(order);
+        let mut out = Buffer::from_slice(&device, &[f32::NAN; 64])?;
+        Launch::new(&device, kernel, [1, 1, 1], 64).write(&mut out).run()?;
+        out.read()
+    }
+
+    #[test]
+    fn a_missing_barrier_shows_as_a_result_that_depends_on_the_order() {
+        let [forward, backward] =
+            [Order::Forward, Order::Backward].map(|order| check("check_missing_barrier", order).unwrap());
+        assert_ne!(forward, backward);
+    }
+
+    #[test]
+    fn a_barrier_that_some_threads_miss_is_reported() {
+        let error = check("check_partial_barrier", Order::Forward).unwrap_err();
+        assert!(error.to_string().ends_with("a barrier was not reached by the whole block"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_kernel_is_reported() {
+        assert!(check("no_such_kernel", Order::Forward).is_err());
+    }
+}

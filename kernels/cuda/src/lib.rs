@@ -1,0 +1,54 @@
+//! Our own CUDA kernels and the safe layer over them.
+//!
+//! The only crate of the workspace with unsafe code, in three files: `sys.rs` (entry points), `launch.rs` (one launch, after all
+//! checks) and `memory.rs` (buffers). Everything above takes typed views, whose sizes are checked once, in `view.rs`.
+//!
+//! Every kernel has a portable form whose source also compiles for the host, each CUDA thread a fiber (`device/fiber.hpp`), so that
+//! [`Device::fibers`] runs what [`Device::cuda`] runs, slowly, on a machine without a GPU. The Hopper forms are checked against the
+//! portable ones on the device. Which form runs is a pure function of shape, format and compute capability (`choice.rs`).
+//!
+//! This crate never sees a request, a model or a cache. It starts without a driver: [`Device::cuda`] then says [`Error::NoDevice`].
+//!
+//! Start reading at `recurrence.rs` (prefill, build, decode) and `compose_seam.rs` (a prompt of cached segments); the mathematics is
+//! in README.md.
+
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod bounds;
+mod checksum;
+mod choice;
+mod compose_seam;
+mod conv_warm;
+mod device;
+mod error;
+mod graph;
+#[allow(unsafe_code)]
+mod launch;
+pub mod layout;
+#[allow(unsafe_code)]
+mod memory;
+mod norm;
+mod pack;
+mod recurrence;
+mod rotate;
+#[allow(unsafe_code)]
+mod sys;
+mod view;
+
+pub use checksum::checksum;
+pub use choice::{ComposeForm, compose_form};
+pub use compose_seam::{ComposeSeam, Scratch, compose_seam};
+pub use conv_warm::{ConvWarm, TAPS, conv_warm};
+pub use device::{Device, Order};
+pub use error::Error;
+pub use graph::Graph;
+pub use memory::{Buffer, Element};
+pub use norm::{gated_norm, gates, rms_norm, unit_norm};
+pub use pack::{Codes, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
+pub use recurrence::{Recurrence, Summaries, recurrence};
+pub use rotate::state_rotate;
+pub use view::{Family, Program, Rows, Sequence, Sequences, Shape, Step, StoredAs, Summary};
+
+/// The result of every call here.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,109 @@
+use half::bf16;
+
+use crate::launch::Launch;
+use crate::{Buffer, Device, Error, Result};
+
+fn rows(len: usize, width: usize) -> Result<usize> {
+    Error::unless(width > 0 && len.is_multiple_of(width), "values", format!("rows of {width}"), len)?;
+    Ok(len / width)
+}
+
+/// `y = x / rms(x) * (offset + weight)` over rows of `weight.len()`; `offset` is 1 for zero-centred weights, else 0.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub fn rms_norm(
+    device: &Device,
+    x: &Buffer<bf16>,
+    weight: &Buffer<bf16>,
+    y: &mut Buffer<bf16>,
+    offset: f32,
+    eps: f32,
+) -> Result<()> {
+    let width = weight.len();
+    Error::unless(y.len() == x.len(), "y", x.len(), y.len())?;
+    Launch::new(device, "rms_norm", [rows(x.len(), width)?, 1, 1], 128)
+        .read(x)
+        .read(weight)
+        .write(y)
+        .int(width)
+        .float(offset)
+        .float(eps)
+        .run()
+}
+
+/// `y = x / rms(x) * weight * silu(z)` over rows of `weight.len()`: the norm behind a linear layer's heads.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub fn gated_norm(
+    device: &Device,
+    x: &Buffer<f32>,
+    z: &Buffer<bf16>,
+    weight: &Buffer<bf16>,
+    y: &mut Buffer<bf16>,
+    eps: f32,
+) -> Result<()> {
+    let width = weight.len();
+    Error::unless(z.len() == x.len() && y.len() == x.len(), "z and y", x.len(), y.len())?;
+    Launch::new(device, "gated_norm", [rows(x.len(), width)?, 1, 1], 128)
+        .read(x)
+        .read(z)
+        .read(weight)
+        .write(y)
+        .int(width)
+        .float(eps)
+        .run()
+}
+
+/// `y = x / |x| * scale` over rows of `width`: queries and keys of the delta rule.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub fn unit_norm(
+    device: &Device,
+    x: &Buffer<bf16>,
+    y: &mut Buffer<bf16>,
+    width: usize,
+    scale: f32,
+    eps: f32,
+) -> Result<()> {
+    Error::unless(y.len() == x.len(), "y", x.len(), y.len())?;
+    Launch::new(device, "unit_norm", [rows(x.len(), width)?, 1, 1], 128)
+        .read(x)
+        .write(y)
+        .int(width)
+        .float(scale)
+        .float(eps)
+        .run()
+}
+
+/// Gates of a gated delta layer: `gate = -exp(a_log) softplus(a + dt_bias)` and `beta = sigmoid(b)`.
+/// `ab` is `[a, b]`, each `[rows, heads]` as the outputs; `decay` is `[a_log, dt_bias]`, each `[heads]`.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub fn gates(
+    device: &Device,
+    ab: [&Buffer<bf16>; 2],
+    decay: [&Buffer<f32>; 2],
+    gate: &mut Buffer<f32>,
+    beta: &mut Buffer<f32>,
+) -> Result<()> {
+    let (count, heads) = (gate.len(), decay[0].len());
+    rows(count, heads)?;
+    Error::unless(decay[1].len() == heads, "dt_bias", heads, decay[1].len())?;
+    for len in [ab[0].len(), ab[1].len(), beta.len()] {
+        Error::unless(len == count, "a, b and beta", count, len)?;
+    }
+    Launch::new(device, "gates", [count.div_ceil(128), 1, 1], 128)
+        .read(ab[0])
+        .read(ab[1])
+        .read(decay[0])
+        .read(decay[1])
+        .write(gate)
+        .write(beta)
+        .int(count)
+        .int(heads)
+        .run()
+}

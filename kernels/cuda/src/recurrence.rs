@@ -1,0 +1,66 @@
+use crate::launch::Launch;
+use crate::view::{has_delta, stem};
+use crate::{Buffer, Device, Error, Result, Rows, Sequences};
+
+/// The token recurrence over packed sequences: prefill, build (with summaries) and decode, for every family.
+pub struct Recurrence<'a> {
+    /// The rows of all sequences.
+    pub rows: Rows<'a>,
+    /// Where each sequence starts, and where its body does.
+    pub sequences: &'a Sequences,
+    /// Running states, `[sequences, heads, key, value]`, read unless the sequence is fresh, and written.
+    pub state: &'a mut Buffer<f32>,
+    /// What is recorded of the bodies; none for rows that only run.
+    pub summaries: Option<Summaries<'a>>,
+    /// Outputs, `[rows, heads, width]`.
+    pub out: &'a mut Buffer<f32>,
+}
+
+/// `(T, S)` of every sequence's body, as far as it has run; a later launch goes on where this one ended.
+pub struct Summaries<'a> {
+    /// `S`, `[sequences, heads, key, value]`.
+    pub state: &'a mut Buffer<f32>,
+    /// `T`, `[sequences, heads, key, key]`; written for live heads only. Where `T` is not dense the gates give it, and this is
+    /// left alone.
+    pub transition: &'a mut Buffer<f32>,
+    /// Which heads are live, `[sequences, heads]`: decided from the gates, before the launch.
+    pub live: &'a Buffer<u8>,
+}
+
+/// Runs the recurrence.
+///
+/// # Errors
+/// [`Error::CheckShape`] when buffers do not fit each other, [`Error::CallDriver`] when the launch fails.
+pub fn recurrence(device: &Device, run: Recurrence<'_>) -> Result<()> {
+    let Recurrence { rows, sequences, state, summaries, out } = run;
+    let (shape, delta) = (rows.shape, has_delta(rows.family));
+    let count = rows.count()?;
+    let (pairs, states) = (sequences.len() * shape.heads, sequences.len() * shape.heads * shape.square());
+    Error::unless(sequences.rows == count, "rows", sequences.rows, count)?;
+    Error::unless(state.len() == states, "the states", states, state.len())?;
+    Error::unless(out.len() == rows.v.len(), "the outputs", rows.v.len(), out.len())?;
+    if let Some(s) = &summaries {
+        Error::unless(s.state.len() == states, "the summaries' S", states, s.state.len())?;
+        Error::unless(s.live.len() == pairs, "the live heads", pairs, s.live.len())?;
+        let dense = if delta { states } else { s.transition.len() };
+        Error::unless(s.transition.len() == dense, "the summaries' T", dense, s.transition.len())?;
+    }
+    let parts = match (&summaries, delta) {
+        (None, _) => 1,
+        (Some(_), false) => 2,
+        (Some(_), true) => 3,
+    };
+    let kernel = format!("{}_recurrence_{}", stem(rows.family), shape.width);
+    let launch = Launch::new(device, kernel, [parts, pairs, 1], 2 * shape.width)
+        .read(rows.q)
+        .read(rows.k)
+        .read(rows.v)
+        .read(rows.gate);
+    let launch = if delta { launch.read(rows.beta) } else { launch.unused() };
+    let launch = launch.read(&sequences.starts).read(&sequences.before_body).read(&sequences.fresh);
+    let launch = match summaries {
+        None => launch.unused().write(state).unused().unused(),
+        Some(s) => launch.read(s.live).write(state).write(s.state).write(s.transition),
+    };
+    launch.write(out).int(shape.heads).int(shape.key_heads).run()
+}

@@ -1,0 +1,13 @@
+//! Every kernel against f64, on fresh random data with slow decays and outputs pre-filled with NaN.
+//!
+//! Without a feature the kernels run as fibers, in several orders of the threads, and every order must give the same bits. With
+//! `gpu-tests` the same bodies run on GPU 0.
+
+mod compose_seam;
+mod conv_warm;
+mod norm;
+mod pack;
+mod recurrence;
+mod rotate;
+mod run;
+mod truth;

@@ -1,0 +1,130 @@
+use hypic_cuda::{Buffer, Family, Recurrence, Sequence, Sequences, Shape, Summaries, bounds, recurrence};
+
+use crate::run::{LENGTHS, assert_close, bits, on_devices};
+use crate::truth::{Layer, delta, fresh, nan};
+
+/// Builds sequences of `lengths`, each with `before_body` rows of context, and checks outputs, states, `S` and `T` against f64.
+fn check(family: Family, width: usize, lengths: &[usize], before_body: usize) {
+    let shape = Shape { heads: 2, key_heads: 1, width };
+    let layer = Layer::random(&mut fresh(), family, shape, lengths.iter().sum());
+    // The last head of every sequence is dead: its T must not be touched.
+    let live: Vec<u8> = (0..lengths.len() * shape.heads).map(|i| u8::from(i % shape.heads == 0)).collect();
+    let size = lengths.len() * shape.heads * shape.square();
+    on_devices(|device| {
+        let rows = layer.upload(device);
+        let list: Vec<Sequence> = lengths
+            .iter()
+            .map(|&rows| Sequence { rows, before_body: before_body.min(rows), fresh: true })
+            .collect();
+        let sequences = Sequences::new(device, &list).unwrap();
+        let (mut state, mut s, mut t) = (nan(device, size), nan(device, size), nan(device, size));
+        let mut out = nan(device, layer.v.len());
+        let live_heads = Buffer::from_slice(device, &live).unwrap();
+        let summaries = Summaries { state: &mut s, transition: &mut t, live: &live_heads };
+        let run = Recurrence {
+            rows: rows.rows(),
+            sequences: &sequences,
+            state: &mut state,
+            summaries: Some(summaries),
+            out: &mut out,
+        };
+        recurrence(device, run).unwrap();
+        let found = [out, state, s, t].map(|buffer| buffer.read().unwrap());
+
+        let mut outputs = vec![0.0; layer.v.len()];
+        let mut first = 0;
+        for (i, sequence) in list.iter().enumerate() {
+            let end = first + sequence.rows;
+            for head in 0..shape.heads {
+                let mut state = vec![0.0; shape.square()];
+                layer.scan(first..end, head, &mut state, &mut outputs);
+                let (t, s) = layer.summary(first + sequence.before_body..end, head);
+                let place = (i * shape.heads + head) * shape.square();
+                let part = |values: &[f32]| values[place..place + shape.square()].to_vec();
+                assert_close("state", part(&found[1]), &state, bounds::RECURRENCE);
+                assert_close("S", part(&found[2]), &s, bounds::RECURRENCE);
+                if delta(family) && live[i * shape.heads + head] == 1 {
+                    assert_close("T", part(&found[3]), &t, bounds::RECURRENCE);
+                } else {
+                    assert!(part(&found[3]).iter().all(|x| x.is_nan()), "T of a dead head was written");
+                }
+            }
+            first = end;
+        }
+        assert_close("outputs", found[0].iter().copied(), &outputs, bounds::RECURRENCE);
+        found.map(|values| bits(&values))
+    });
+}
+
+#[test]
+fn every_family_equals_the_f64_scan_at_width_64() {
+    for family in Family::ALL {
+        check(family, 64, &LENGTHS[..5], 3);
+    }
+}
+
+#[test]
+fn every_family_equals_the_f64_scan_at_width_128() {
+    for family in Family::ALL {
+        check(family, 128, &[7, 65], 8);
+    }
+}
+
+#[test]
+fn a_long_segment_equals_the_f64_scan() {
+    check(Family::Gdn, 128, &[1000], 8);
+    check(Family::Kda, 64, &[1000], 0);
+    check(Family::Retention, 64, &[1000], 16);
+}
+
+#[test]
+fn a_segment_no_longer_than_its_seam_has_an_empty_body() {
+    check(Family::Gdn, 64, &[3, 8], 8);
+}
+
+#[test]
+fn a_split_build_goes_on_where_it_stopped() {
+    let shape = Shape { heads: 2, key_heads: 2, width: 64 };
+    let (length, before_body, cut) = (50, 8, 21);
+    let layer = Layer::random(&mut fresh(), Family::Gdn, shape, length);
+    let pieces = |at: usize| -> Vec<(Layer, Sequence)> {
+        let rows = |from: usize, to: usize| Layer {
+            rows: to - from,
+            q: layer.q[from * 128..to * 128].to_vec(),
+            k: layer.k[from * 128..to * 128].to_vec(),
+            v: layer.v[from * 128..to * 128].to_vec(),
+            gate: layer.gate[from * 2..to * 2].to_vec(),
+            beta: layer.beta[from * 2..to * 2].to_vec(),
+            ..layer
+        };
+        vec![
+            (rows(0, at), Sequence { rows: at, before_body, fresh: true }),
+            (rows(at, length), Sequence { rows: length - at, before_body: 0, fresh: false }),
+        ]
+    };
+    on_devices(|device| {
+        let size = shape.heads * shape.square();
+        let live = Buffer::from_slice(device, &[1u8, 1]).unwrap();
+        let mut runs = Vec::new();
+        for at in [length, cut] {
+            let (mut state, mut s, mut t) = (nan(device, size), nan(device, size), nan(device, size));
+            for (rows, sequence) in pieces(at) {
+                let sequences = Sequences::new(device, &[sequence]).unwrap();
+                let mut out = nan(device, rows.v.len());
+                let on_device = rows.upload(device);
+                let summaries = Summaries { state: &mut s, transition: &mut t, live: &live };
+                let run = Recurrence {
+                    rows: on_device.rows(),
+                    sequences: &sequences,
+                    state: &mut state,
+                    summaries: Some(summaries),
+                    out: &mut out,
+                };
+                recurrence(device, run).unwrap();
+            }
+            runs.push([state, s, t].map(|buffer| bits(&buffer.read().unwrap())));
+        }
+        assert!(runs[0] == runs[1], "a launch that goes on gives other bits than one launch");
+        runs
+    });
+}
