@@ -31,6 +31,9 @@ pub(crate) struct Args {
     /// Tokens per second of one GPU in a cold prefill of many segments (35B-A3B on an H200).
     #[arg(long, default_value_t = 90_000.0)]
     tokens_per_second: f64,
+    /// Milliseconds under which no batch of one GPU gets: one pass over the weights.
+    #[arg(long, default_value_t = 16.0)]
+    floor_ms: f64,
     #[command(flatten)]
     report: ReportArgs,
 }
@@ -130,20 +133,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         &rows,
     );
 
-    let solve_us = solve_time()?;
-    println!("\nsolve, 64 cold segments, 4 combine agents, 8 workers: {solve_us:.0} us (median, timed)");
+    let solve_us = solve_time(args)?;
+    println!(
+        "\nsolve, 64 uneven cold segments, 4 combine agents, 8 workers: {solve_us:.0} us (median, timed)"
+    );
     args.report.write(&Report { lpt: uneven, scatter_8_sim: scatter, solve_us })
 }
 
-fn node(id: &str, role: AgentRole, ms_per_token: f64, link: Link) -> anyhow::Result<AgentView> {
-    Ok(AgentView {
-        id: id.into(),
-        role,
-        curve: Curve::affine(Millis(0.0), Millis(ms_per_token))?,
-        link,
-        tiers: [Link::default(); 4],
-        ahead: Millis(0.0),
-    })
+fn node(id: &str, role: AgentRole, curve: &Curve, link: Link) -> AgentView {
+    let tiers = [Link::default(); 4];
+    AgentView { id: id.into(), role, curve: curve.clone(), link, tiers, ahead: Millis(0.0) }
+}
+
+/// One GPU: at least the floor, then in proportion to the tokens.
+fn gpu(args: &Args) -> anyhow::Result<Curve> {
+    let point = |ms: f64| (Tokens((ms * args.tokens_per_second / 1e3).round() as u32), Millis(ms));
+    Ok(Curve::new(vec![point(args.floor_ms.max(1.0)), point(2.0 * args.floor_ms.max(1.0))])?)
 }
 
 fn cold(tokens: u32, seam: u32, bytes: Bytes) -> Piece {
@@ -169,10 +174,9 @@ fn lengths(set: u64, segments: usize) -> Vec<u32> {
 fn uneven(args: &Args) -> anyhow::Result<Uneven> {
     // The combine agent is one of the four equal nodes; moving costs nothing.
     let free = Link::default();
-    let mut agents = vec![node("combine", AgentRole::Combine, 0.01, free)?];
-    for worker in 1..WORKERS {
-        agents.push(node(&format!("worker-{worker}"), AgentRole::Scatter, 0.01, free)?);
-    }
+    let curve = Curve::affine(Millis(0.0), Millis(0.01))?;
+    let mut agents = vec![node("combine", AgentRole::Combine, &curve, free)];
+    agents.extend((1..WORKERS).map(|n| node(&format!("worker-{n}"), AgentRole::Scatter, &curve, free)));
     let mut sums = [0.0; 5];
     let mut worst: f64 = 1.0;
     for set in 0..args.sets {
@@ -241,7 +245,7 @@ fn model() -> ModelSpec {
 
 fn scatter(args: &Args) -> anyhow::Result<Vec<Scatter>> {
     let spec = model();
-    let ms_per_token = 1e3 / args.tokens_per_second;
+    let curve = gpu(args)?;
     let mut rows = Vec::new();
     for gigabytes in LINKS {
         for (name, live, format) in formats() {
@@ -250,7 +254,7 @@ fn scatter(args: &Args) -> anyhow::Result<Vec<Scatter>> {
             let mut ready_ms = Vec::new();
             let mut scattered = 0;
             for gpus in 1..=8 {
-                let problem = fleet_of(gpus, ms_per_token, link, bytes, &spec)?;
+                let problem = fleet_of(gpus, &curve, link, bytes, &spec);
                 let placement = solve(&problem)?;
                 ready_ms.push(placement.reasons.first().context("a placement has reasons")?.cost.0);
                 scattered =
@@ -262,7 +266,7 @@ fn scatter(args: &Args) -> anyhow::Result<Vec<Scatter>> {
                 live_heads: live,
                 mib_per_segment: bytes.0 as f64 / f64::from(1 << 20),
                 move_ms: link.ms(bytes),
-                build_ms: 512.0 * ms_per_token,
+                build_ms: 512e3 / args.tokens_per_second,
                 speedup: ready_ms[0] / ready_ms[7],
                 ready_ms,
                 scattered,
@@ -273,28 +277,23 @@ fn scatter(args: &Args) -> anyhow::Result<Vec<Scatter>> {
 }
 
 /// 64 cold segments of 512 tokens and a query, on one combine agent and `gpus - 1` scatter workers.
-fn fleet_of(
-    gpus: usize,
-    ms_per_token: f64,
-    link: Link,
-    bytes: Bytes,
-    spec: &ModelSpec,
-) -> anyhow::Result<Problem> {
-    let mut agents = vec![node("combine", AgentRole::Combine, ms_per_token, link)?];
-    for worker in 1..gpus {
-        agents.push(node(&format!("worker-{worker}"), AgentRole::Scatter, ms_per_token, link)?);
-    }
+fn fleet_of(gpus: usize, curve: &Curve, link: Link, bytes: Bytes, spec: &ModelSpec) -> Problem {
+    let mut agents = vec![node("combine", AgentRole::Combine, curve, link)];
+    agents.extend((1..gpus).map(|n| node(&format!("worker-{n}"), AgentRole::Scatter, curve, link)));
     let query = Piece { tokens: Tokens(64), segment: None };
     let pieces = (0..64).map(|_| cold(512, 8, bytes)).chain([query]).collect();
-    Ok(Problem { seed: 1, layers: spec.layers.len() as u32, pieces, snapshots: Vec::new(), agents })
+    Problem { seed: 1, layers: spec.layers.len() as u32, pieces, snapshots: Vec::new(), agents }
 }
 
-fn solve_time() -> anyhow::Result<f64> {
-    let link = Link::of_speed(Millis(MOVE_FIXED_MS), 361.0);
-    let mut problem = fleet_of(9, 1.0 / 90.0, link, Bytes(60 << 20), &model())?;
-    for combine in 1..4 {
-        problem.agents.push(node(&format!("combine-{combine}"), AgentRole::Combine, 1.0 / 90.0, link)?);
+/// Median microseconds of `solve` with 64 cold segments of uneven length.
+fn solve_time(args: &Args) -> anyhow::Result<f64> {
+    let (curve, link) = (gpu(args)?, Link::of_speed(Millis(MOVE_FIXED_MS), 361.0));
+    let mut problem = fleet_of(9, &curve, link, Bytes(60 << 20), &model());
+    for (piece, tokens) in problem.pieces.iter_mut().zip(lengths(1, 64)) {
+        piece.tokens = Tokens(tokens);
     }
+    let more = (1..4).map(|n| node(&format!("combine-{n}"), AgentRole::Combine, &curve, link));
+    problem.agents.extend(more);
     let mut times = Vec::new();
     for _ in 0..21 {
         let start = Instant::now();

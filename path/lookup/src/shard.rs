@@ -354,9 +354,8 @@ impl Shard {
         }
         self.grants.finish(&claim.key);
         let held = self.entries.entry(claim.key).or_default();
-        let rank = |held: &Held| (held.tier, held.by.agent.clone());
         let new = Held { by: Arc::clone(life), tier: claim.tier, bytes: claim.bytes };
-        let place = held.partition_point(|other| rank(other) < rank(&new));
+        let place = held.partition_point(|other| (other.tier, &other.by.agent) < (new.tier, &new.by.agent));
         held.insert(place, new);
         self.claims += 1;
     }

@@ -1,6 +1,9 @@
 //! Whatever is lost, doubled, late, restarted or moved: when all is quiet, the sharded index knows what the
 //! flat one knows; and before that, an answer names nobody who never had the tuple.
 
+// Helpers outside of a test function may unwrap as well.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -191,9 +194,8 @@ impl World {
             for n in 0..KEYS {
                 let Ok(located) = shard.locate(&[key(n)], Instant::now()) else { continue };
                 for holder in &located[0].holders {
-                    let known = (0..AGENTS).any(|agent| {
-                        name(agent) == holder.agent && self.ever.contains(&(agent, holder.incarnation.0, n))
-                    });
+                    let agent = holder.agent.as_str().trim_start_matches("agent-").parse().unwrap();
+                    let known = self.ever.contains(&(agent, holder.incarnation.0, n));
                     assert!(known, "{holder:?} never had {n}");
                 }
             }
@@ -232,7 +234,7 @@ fn shard(owner: usize, topology: &Topology) -> Shard {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn after_any_history_the_shards_agree_with_the_flat_map(steps in prop::collection::vec(step(), 1..160)) {

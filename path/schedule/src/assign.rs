@@ -2,17 +2,28 @@
 
 use crate::lanes::{Choice, Lanes};
 
-/// Passes of improvement; each accepted step lowers the completion, so that few are ever needed.
-const PASSES: usize = 32;
+/// Passes of improvement; gains beyond are under a percent.
+const PASSES: usize = 4;
 /// Above this many free segments the longest-first rule alone is near the optimum, and swaps cost their
 /// square.
 const SWAPPED: usize = 96;
 /// Gains under this share are rounding.
 const EPSILON: f64 = 1e-9;
 
-/// Choices for the pieces from `first` on; `None` for pieces without a segment. `lanes` hold them.
-pub(crate) fn assign(lanes: &mut Lanes<'_>, first: usize, pieces: usize) -> Vec<Option<Choice>> {
-    let mut choices = vec![None; pieces];
+/// Which segment is in which lane.
+pub(crate) struct Assignment {
+    /// Segments with one option: place in the prompt, and what it is.
+    fixed: Vec<(usize, Choice)>,
+    /// Segments with several, longest first.
+    free: Vec<(usize, Vec<Choice>)>,
+    /// Beside `free`.
+    chosen: Vec<Choice>,
+}
+
+/// Puts the segments from piece `first` on into `lanes`: what has no choice first, then longest first; or all
+/// cold ones onto the combine agent, if the prompt is ready as early that way.
+pub(crate) fn assign(lanes: &mut Lanes<'_>, first: usize, pieces: usize) -> Assignment {
+    let mut fixed = Vec::new();
     let mut free: Vec<(usize, Vec<Choice>)> = Vec::new();
     for piece in first..pieces {
         let options = lanes.options(piece);
@@ -20,58 +31,82 @@ pub(crate) fn assign(lanes: &mut Lanes<'_>, first: usize, pieces: usize) -> Vec<
             [] => {}
             [only] => {
                 lanes.add(piece, only);
-                choices[piece] = Some(only);
+                fixed.push((piece, only));
             }
             _ => free.push((piece, options)),
         }
     }
-    let alone = alone(lanes.clone(), &free);
-
-    // Longest first. A stable sort: equals stay in prompt order.
+    // A stable sort: equals stay in prompt order.
     free.sort_by(|(a, _), (b, _)| lanes.build_ms(*b).total_cmp(&lanes.build_ms(*a)));
+
+    let mut alone = lanes.clone();
+    for (piece, options) in &free {
+        alone.add(*piece, without_others(options));
+    }
     let mut chosen: Vec<Choice> = Vec::with_capacity(free.len());
     for (piece, options) in &free {
         let choice = earliest(lanes, *piece, options);
         lanes.add(*piece, choice);
         chosen.push(choice);
     }
-    improve(lanes, &free, &mut chosen);
-    if alone <= lanes.completion() * (1.0 + EPSILON) {
-        // Nobody else could make it earlier: leave them alone.
-        for ((piece, options), choice) in free.iter().zip(&mut chosen) {
-            lanes.remove(*piece, *choice);
-            *choice = without_others(options);
-            lanes.add(*piece, *choice);
+    if alone.completion() <= lanes.completion() * (1.0 + EPSILON) {
+        // Nobody else would make it earlier: leave them alone.
+        chosen = free.iter().map(|(_, options)| without_others(options)).collect();
+        *lanes = alone;
+    }
+    Assignment { fixed, free, chosen }
+}
+
+impl Assignment {
+    /// Beside each of `pieces` pieces; `None` for those without a segment or under the snapshot.
+    pub(crate) fn choices(&self, pieces: usize) -> Vec<Option<Choice>> {
+        let mut choices = vec![None; pieces];
+        let free = self.free.iter().zip(&self.chosen).map(|((piece, _), choice)| (*piece, *choice));
+        for (piece, choice) in self.fixed.iter().copied().chain(free) {
+            choices[piece] = Some(choice);
+        }
+        choices
+    }
+
+    /// Moves a segment of the last lane, or swaps it with another, as long as the prompt is ready earlier by
+    /// it. `lanes` are those that hold the assignment.
+    pub(crate) fn improve(&mut self, lanes: &mut Lanes<'_>) {
+        let (free, chosen) = (&self.free, &mut self.chosen);
+        for _ in 0..PASSES {
+            let before = lanes.completion();
+            for one in 0..free.len() {
+                if lanes.finish(chosen[one]) < lanes.completion() * (1.0 - EPSILON) {
+                    continue;
+                }
+                let moved = try_move(lanes, &free[one], &mut chosen[one]);
+                if !moved && free.len() <= SWAPPED {
+                    try_swaps(lanes, free, chosen, one);
+                }
+            }
+            if lanes.completion() >= before * (1.0 - EPSILON) {
+                return;
+            }
         }
     }
-    for ((piece, _), choice) in free.iter().zip(chosen) {
-        choices[*piece] = Some(choice);
-    }
-    choices
 }
 
 /// The option after which the prompt is ready first; among those, what is there before what is to be built;
 /// among those, the one whose own lanes are done first.
 fn earliest(lanes: &mut Lanes<'_>, piece: usize, options: &[Choice]) -> Choice {
+    let before = lanes.completion();
     let mut best: Option<((f64, bool, f64), Choice)> = None;
     for &choice in options {
         lanes.add(piece, choice);
-        let built = matches!(choice, Choice::Build(_) | Choice::Here);
-        let cost = (lanes.completion(), built, lanes.finish(choice));
+        // Only the lanes of the choice got later.
+        let finish = lanes.finish(choice);
         lanes.remove(piece, choice);
+        let built = matches!(choice, Choice::Build(_) | Choice::Here);
+        let cost = (before.max(finish), built, finish);
         if best.is_none_or(|(least, _)| cost < least) {
             best = Some((cost, choice));
         }
     }
     best.map_or(Choice::Here, |(_, choice)| choice)
-}
-
-/// Completion when the combine agent builds every cold segment itself.
-fn alone(mut lanes: Lanes<'_>, free: &[(usize, Vec<Choice>)]) -> f64 {
-    for (piece, options) in free {
-        lanes.add(*piece, without_others(options));
-    }
-    lanes.completion()
 }
 
 /// What is there is used; what is cold is built by the combine agent.
@@ -80,53 +115,39 @@ fn without_others(options: &[Choice]) -> Choice {
     *there.unwrap_or(&Choice::Here)
 }
 
-/// Moves one segment, or swaps two, as long as the prompt is ready earlier by it.
-fn improve(lanes: &mut Lanes<'_>, free: &[(usize, Vec<Choice>)], chosen: &mut [Choice]) {
-    for _ in 0..PASSES {
-        let swapped = free.len() <= SWAPPED && swap_pass(lanes, free, chosen);
-        if !(move_pass(lanes, free, chosen) || swapped) {
+fn try_move(lanes: &mut Lanes<'_>, (piece, options): &(usize, Vec<Choice>), choice: &mut Choice) -> bool {
+    let now = lanes.completion();
+    lanes.remove(*piece, *choice);
+    let better = earliest(lanes, *piece, options);
+    lanes.add(*piece, better);
+    if lanes.completion() < now * (1.0 - EPSILON) {
+        *choice = better;
+        return true;
+    }
+    lanes.remove(*piece, better);
+    lanes.add(*piece, *choice);
+    false
+}
+
+fn try_swaps(lanes: &mut Lanes<'_>, free: &[(usize, Vec<Choice>)], chosen: &mut [Choice], one: usize) {
+    let now = lanes.completion();
+    for two in 0..free.len() {
+        let ((a, a_options), (b, b_options)) = (&free[one], &free[two]);
+        let (x, y) = (chosen[one], chosen[two]);
+        if x == y || lanes.same_size(*a, *b) || !a_options.contains(&y) || !b_options.contains(&x) {
+            continue;
+        }
+        lanes.remove(*a, x);
+        lanes.remove(*b, y);
+        lanes.add(*a, y);
+        lanes.add(*b, x);
+        if lanes.completion() < now * (1.0 - EPSILON) {
+            (chosen[one], chosen[two]) = (y, x);
             return;
         }
+        lanes.remove(*a, y);
+        lanes.remove(*b, x);
+        lanes.add(*a, x);
+        lanes.add(*b, y);
     }
-}
-
-fn move_pass(lanes: &mut Lanes<'_>, free: &[(usize, Vec<Choice>)], chosen: &mut [Choice]) -> bool {
-    let before = lanes.completion();
-    for ((piece, options), choice) in free.iter().zip(chosen) {
-        lanes.remove(*piece, *choice);
-        let better = earliest(lanes, *piece, options);
-        let now = lanes.completion_with(*piece, *choice);
-        if lanes.completion_with(*piece, better) < now * (1.0 - EPSILON) {
-            *choice = better;
-        }
-        lanes.add(*piece, *choice);
-    }
-    lanes.completion() < before * (1.0 - EPSILON)
-}
-
-fn swap_pass(lanes: &mut Lanes<'_>, free: &[(usize, Vec<Choice>)], chosen: &mut [Choice]) -> bool {
-    let before = lanes.completion();
-    for one in 0..free.len() {
-        for two in one + 1..free.len() {
-            let ((a, a_options), (b, b_options)) = (&free[one], &free[two]);
-            let (x, y) = (chosen[one], chosen[two]);
-            if x == y || !a_options.contains(&y) || !b_options.contains(&x) {
-                continue;
-            }
-            let now = lanes.completion();
-            lanes.remove(*a, x);
-            lanes.remove(*b, y);
-            lanes.add(*a, y);
-            lanes.add(*b, x);
-            if lanes.completion() < now * (1.0 - EPSILON) {
-                (chosen[one], chosen[two]) = (y, x);
-            } else {
-                lanes.remove(*a, y);
-                lanes.remove(*b, x);
-                lanes.add(*a, x);
-                lanes.add(*b, y);
-            }
-        }
-    }
-    lanes.completion() < before * (1.0 - EPSILON)
 }

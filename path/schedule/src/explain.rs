@@ -8,22 +8,23 @@ use crate::lanes::{Choice, Lanes};
 use crate::problem::{Problem, Segment};
 use crate::solve::Plan;
 
-/// Reasons of the best plan, the first of `plans`: for the combine agent, then for each segment in order.
-pub(crate) fn explain(problem: &Problem, plans: &[Plan<'_>]) -> Vec<Reason> {
+/// Reasons of the best plan, the first of `plans`, with its `choices`: for the combine agent, then for each
+/// segment in order.
+pub(crate) fn explain(problem: &Problem, plans: &[Plan<'_>], choices: &[Option<Choice>]) -> Vec<Reason> {
     let Some(best) = plans.first() else { return Vec::new() };
-    let segments = best.choices.iter().enumerate().filter_map(|(piece, choice)| {
+    let segments = choices.iter().enumerate().filter_map(|(piece, choice)| {
         let segment = problem.pieces[piece].segment.as_ref()?;
         let (text, cost) = why(&best.lanes, piece, segment, (*choice)?);
         Some(Reason { piece: Some(piece), text, cost: Millis(cost) })
     });
-    let combine = Reason { piece: None, text: why_combine(problem, plans), cost: Millis(best.completion) };
+    let combine =
+        Reason { piece: None, text: why_combine(problem, plans, choices), cost: Millis(best.completion) };
     std::iter::once(combine).chain(segments).collect()
 }
 
-fn why_combine(problem: &Problem, plans: &[Plan<'_>]) -> String {
+fn why_combine(problem: &Problem, plans: &[Plan<'_>], choices: &[Option<Choice>]) -> String {
     let best = &plans[0];
-    let count =
-        |kind: fn(&Choice) -> bool| best.choices.iter().flatten().filter(|choice| kind(choice)).count();
+    let count = |kind: fn(&Choice) -> bool| choices.iter().flatten().filter(|choice| kind(choice)).count();
     let segments = problem.pieces.iter().filter(|piece| piece.segment.is_some()).count();
     let mut text = format!(
         "ready in {:.1} ms with {} ms queued before it",
@@ -100,14 +101,16 @@ fn why_here(lanes: &Lanes<'_>, segment: &Segment, build: f64) -> String {
     let quickest = lanes
         .workers()
         .iter()
-        .map(|worker| lanes.move_ms(worker, Tier::Device, segment.bytes))
-        .min_by(f64::total_cmp);
+        .map(|worker| (lanes.move_ms(worker, Tier::Device, segment.bytes), worker))
+        .min_by(|(a, _), (b, _)| a.total_cmp(b));
     match quickest {
         None => format!("cold, built here in {build:.1} ms: there is no scatter worker"),
-        Some(ms) if ms >= build => {
+        Some((_, worker)) if lanes.scatter_pays(worker, segment, build) => {
+            format!("cold, built here in {build:.1} ms: no worker would have it earlier")
+        }
+        Some((ms, _)) => {
             format!("cold, built here in {build:.1} ms: scatter does not pay, {ms:.1} ms to move")
         }
-        Some(_) => format!("cold, built here in {build:.1} ms: no worker would have it earlier"),
     }
 }
 

@@ -9,8 +9,13 @@ use hypic_domain::tier::Tier;
 use hypic_domain::topology::AgentRole;
 use hypic_domain::unit::Bytes;
 
+use crate::cost::Link;
 use crate::fleet::AgentView;
-use crate::problem::{Problem, Segment};
+use crate::problem::{Piece, Problem, Segment};
+
+/// A worker is asked only if moving takes less than this share of building: the prediction is no better
+/// than the curves behind it, and a draw would spend two agents to gain nothing.
+const PAYS: f64 = 0.9;
 
 /// Where one segment's tuple comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,14 +153,6 @@ impl<'p> Lanes<'p> {
         workers.fold(self.own().max(self.loading()).max(self.taking_in()).max(self.awaited), f64::max)
     }
 
-    /// Completion if `choice` were added for a piece.
-    pub fn completion_with(&mut self, piece: usize, choice: Choice) -> f64 {
-        self.add(piece, choice);
-        let completion = self.completion();
-        self.remove(piece, choice);
-        completion
-    }
-
     /// When the lanes that `choice` uses are done.
     pub fn finish(&self, choice: Choice) -> f64 {
         match choice {
@@ -194,6 +191,13 @@ impl<'p> Lanes<'p> {
     pub(crate) fn alike(&self, one: usize, two: usize) -> bool {
         let (a, b) = (self.workers[one], self.workers[two]);
         self.shares[one] == self.shares[two] && a.curve == b.curve && a.link == b.link && a.ahead == b.ahead
+    }
+
+    /// Whether two segments weigh the same in every lane.
+    pub(crate) fn same_size(&self, one: usize, two: usize) -> bool {
+        let (a, b) = (&self.problem.pieces[one], &self.problem.pieces[two]);
+        let bytes = |piece: &Piece| piece.segment.as_ref().map(|segment| segment.bytes);
+        a.tokens == b.tokens && bytes(a) == bytes(b)
     }
 
     /// The combine agent's own claim, nearest tier first.
@@ -235,6 +239,11 @@ impl<'p> Lanes<'p> {
         senders
     }
 
+    /// Whether a tuple moves here from a worker clearly faster than it is built here in `build` milliseconds.
+    pub(crate) fn scatter_pays(&self, worker: &AgentView, segment: &Segment, build: f64) -> bool {
+        self.move_ms(worker, Tier::Device, segment.bytes) < PAYS * build
+    }
+
     /// What may be chosen for a piece, cheapest kind first; empty for pieces without a segment.
     ///
     /// A tuple is moved only where that is faster than building it: the link into an agent is as scarce as
@@ -251,7 +260,7 @@ impl<'p> Lanes<'p> {
         if self.builder(segment).is_some() {
             return vec![Choice::Await];
         }
-        let pays = |worker: &AgentView| self.move_ms(worker, Tier::Device, segment.bytes) < build;
+        let pays = |worker: &AgentView| self.scatter_pays(worker, segment, build);
         let workers = self.workers.iter().enumerate().filter(|(_, worker)| pays(worker));
         std::iter::once(Choice::Here).chain(workers.map(|(place, _)| Choice::Build(place))).collect()
     }
@@ -268,7 +277,7 @@ impl Moved {
         }
     }
 
-    fn ms(&self, link: &crate::cost::Link) -> f64 {
+    fn ms(&self, link: &Link) -> f64 {
         link.fixed.0 * self.count as f64 + link.per_byte * self.bytes as f64
     }
 }

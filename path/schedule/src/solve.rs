@@ -5,7 +5,7 @@ use hypic_domain::topology::AgentRole;
 use hypic_domain::unit::Tokens;
 
 use crate::Error;
-use crate::assign::assign;
+use crate::assign::{Assignment, assign};
 use crate::explain::explain;
 use crate::fleet::AgentView;
 use crate::lanes::{Choice, Lanes};
@@ -19,8 +19,7 @@ pub(crate) struct Plan<'p> {
     pub(crate) lanes: Lanes<'p>,
     /// Tokens that the snapshot covers.
     pub(crate) snapshot: Tokens,
-    /// Beside each piece.
-    pub(crate) choices: Vec<Option<Choice>>,
+    pub(crate) assignment: Assignment,
     pub(crate) completion: f64,
 }
 
@@ -35,17 +34,22 @@ pub fn solve(problem: &Problem) -> Result<Placement, Error> {
         let draw = || (problem.rank(one), one).cmp(&(problem.rank(two), two));
         a.completion.total_cmp(&b.completion).then_with(draw)
     });
-    let Some(best) = plans.first() else {
+    let Some(best) = plans.first_mut() else {
         return Err(Error::ChooseCombine { agents: problem.agents.len() });
     };
-    let sources =
-        best.choices.iter().enumerate().map(|(piece, choice)| source(problem, best, piece, *choice));
+    // Longest first alone chooses the agent; only its plan is worth the polish.
+    best.assignment.improve(&mut best.lanes);
+    best.completion = best.lanes.completion();
+    let choices = best.assignment.choices(problem.pieces.len());
+    let best = &plans[0];
+    let sources = choices.iter().enumerate();
+    let sources = sources.map(|(piece, choice)| source(problem, best, piece, *choice));
     Ok(Placement {
         combine: best.lanes.combine().id.clone(),
         fallbacks: plans[1..].iter().take(FALLBACKS).map(|plan| plan.lanes.combine().id.clone()).collect(),
         snapshot: best.snapshot,
         sources: sources.collect(),
-        reasons: explain(problem, &plans),
+        reasons: explain(problem, &plans, &choices),
     })
 }
 
@@ -56,8 +60,8 @@ pub(crate) fn candidates(problem: &Problem) -> impl Iterator<Item = &AgentView> 
 
 fn plan<'p>(problem: &'p Problem, combine: &'p AgentView) -> Plan<'p> {
     let (mut lanes, first, snapshot) = start(problem, combine);
-    let choices = assign(&mut lanes, first, problem.pieces.len());
-    Plan { completion: lanes.completion(), lanes, snapshot, choices }
+    let assignment = assign(&mut lanes, first, problem.pieces.len());
+    Plan { completion: lanes.completion(), lanes, snapshot, assignment }
 }
 
 /// The lanes of one combine agent before anything is chosen, the first piece behind its snapshot, and the

@@ -1,5 +1,8 @@
 //! Properties of every placement, and goldens of a few with their reasons.
 
+// Helpers outside of a test function may unwrap as well.
+#![allow(clippy::unwrap_used)]
+
 use std::time::Instant;
 
 use hypic_domain::flow::{Holder, LocatedRequest, Mode, Placement, Source};
