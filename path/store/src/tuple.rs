@@ -74,6 +74,16 @@ impl StoredTuple {
         self.find(layer, kind).map(Part::bytes)
     }
 
+    /// `len` bytes from `offset`, counted from the start of the first part, for a sender; `None` where they do
+    /// not lie inside one part. They share the tuple's memory.
+    pub fn range(&self, offset: u64, len: u64) -> Option<Bytes> {
+        let at = self.0.parts.partition_point(|part| part.spec().offset <= offset).checked_sub(1)?;
+        let part = &self.0.parts[at];
+        let start = offset - part.spec().offset;
+        let end = start.checked_add(len).filter(|end| *end <= part.spec().len)?;
+        Some(part.bytes().slice(start as usize..end as usize))
+    }
+
     /// Replaces `out` by the values of one part; by nothing where the layer has none of that kind.
     ///
     /// # Errors

@@ -73,7 +73,12 @@ impl TupleHead {
         let shape = self.shape(layer, kind).filter(|_| self.fits(layer, kind, len));
         let shape = shape.ok_or(StoreError::CheckLength { layer, kind, found: len })?;
         let skipped = if kind == PartKind::Transition { live_set_bytes(shape.heads) } else { 0 };
-        values::decode(&part.bytes[skipped as usize..], shape.width as usize, shape.dtype, out);
+        let bytes = &part.bytes[skipped as usize..];
+        // The length was found to be a whole number of heads.
+        let rows = bytes.len() / shape.row_bytes().unwrap_or(u64::MAX) as usize;
+        // Every value is overwritten, so an `out` of the right length is not cleared first.
+        out.resize(rows * shape.width as usize, 0.0);
+        values::decode(bytes, shape.width as usize, shape.dtype, out);
         Ok(())
     }
 

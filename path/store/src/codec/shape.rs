@@ -25,21 +25,21 @@ impl PartShape {
         self.rows.checked_mul(self.width)
     }
 
-    /// Bytes of one head, the scales of 8-bit rows included.
+    /// Bytes of one row, the scale of an 8-bit one included.
+    pub(crate) fn row_bytes(&self) -> Option<u64> {
+        let scale = if self.dtype == Dtype::I8 { 4 } else { 0 };
+        self.width.checked_mul(self.dtype.size() as u64)?.checked_add(scale)
+    }
+
+    /// Bytes of one head.
     pub(crate) fn head_bytes(&self) -> Option<u64> {
-        self.rows.checked_mul(row_bytes(self.width, self.dtype)?)
+        self.rows.checked_mul(self.row_bytes()?)
     }
 
     /// Bytes of all heads.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.heads.checked_mul(self.head_bytes()?)
     }
-}
-
-/// Bytes of one stored row.
-pub(crate) fn row_bytes(width: u64, dtype: Dtype) -> Option<u64> {
-    let scale = if dtype == Dtype::I8 { 4 } else { 0 };
-    width.checked_mul(dtype.size() as u64)?.checked_add(scale)
 }
 
 /// Bytes in front of a transition's values: one bit per head, padded so that the values stay aligned.

@@ -169,6 +169,21 @@ fn a_part_of_another_tuple_is_not_taken() {
 }
 
 #[test]
+fn a_range_is_read_inside_a_part_only() {
+    let tuple = sample::tuple(1);
+    let all = join(&tuple);
+    for part in tuple.parts() {
+        let (offset, len) = (part.spec().offset, part.spec().len);
+        assert_eq!(tuple.range(offset, len).unwrap(), part.bytes());
+        assert_eq!(tuple.range(offset + 1, len - 2).unwrap(), all[offset as usize + 1..][..len as usize - 2]);
+        assert_eq!(tuple.range(offset, len + 1), None);
+    }
+    assert_eq!(tuple.range(all.len() as u64, 1), None);
+    assert_eq!(tuple.range(u64::MAX, 1), None);
+    assert_eq!(tuple.range(1, u64::MAX), None);
+}
+
+#[test]
 fn another_version_is_named() {
     let mut bytes = sample::tuple(1).encoded_manifest().to_vec();
     bytes[8] = 9;
@@ -296,7 +311,7 @@ proptest! {
         let bounds = [(Dtype::F32, 0.0, 0.0), (Dtype::F16, 2f32.powi(-11), 0.0),
             (Dtype::Bf16, 2f32.powi(-8), 0.0), (Dtype::I8, 0.0, largest / 253.0)];
         for (dtype, relative, absolute) in bounds {
-            let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; 3]);
+            let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; values.len()]);
             values::encode(&values, 4, dtype, &mut bytes).unwrap();
             values::decode(&bytes, 4, dtype, &mut out);
             prop_assert_eq!(out.len(), values.len());
@@ -311,7 +326,7 @@ proptest! {
 fn values_beyond_the_range_become_the_largest_finite_value() {
     let values = [1e30, -1e30, f32::MAX, f32::MIN, 1e-30, 0.0];
     for (dtype, largest) in [(Dtype::F16, 65504.0), (Dtype::Bf16, half::bf16::MAX.to_f32())] {
-        let (mut bytes, mut out) = (Vec::new(), Vec::new());
+        let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; values.len()]);
         values::encode(&values, 6, dtype, &mut bytes).unwrap();
         values::decode(&bytes, 6, dtype, &mut out);
         assert!(out.iter().all(|x| x.is_finite() && x.abs() <= largest), "{out:?}");
@@ -322,7 +337,7 @@ fn values_beyond_the_range_become_the_largest_finite_value() {
 #[test]
 fn rows_of_zeros_and_of_the_smallest_numbers_survive_eight_bits() {
     let values = [0.0, -0.0, 0.0, 1e-45, -1e-45, 1e-44, 1e-30, 2e-30, -1e-30];
-    let (mut bytes, mut out) = (Vec::new(), Vec::new());
+    let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; values.len()]);
     values::encode(&values, 3, Dtype::I8, &mut bytes).unwrap();
     values::decode(&bytes, 3, Dtype::I8, &mut out);
     assert!(out.iter().all(|x| x.is_finite()));
@@ -335,7 +350,7 @@ fn rows_of_zeros_and_of_the_smallest_numbers_survive_eight_bits() {
 fn parts_longer_than_a_block_are_whole() {
     let values: Vec<f32> = (0..2500).map(|i| i as f32).collect();
     for dtype in [Dtype::F32, Dtype::F16] {
-        let (mut bytes, mut out) = (Vec::new(), Vec::new());
+        let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; values.len()]);
         values::encode(&values, 2500, dtype, &mut bytes).unwrap();
         values::decode(&bytes, 2500, dtype, &mut out);
         assert!(out.iter().zip(&values).all(|(x, y)| (x - y).abs() <= 1.0));

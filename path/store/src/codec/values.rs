@@ -18,8 +18,8 @@ pub(crate) fn encode(values: &[f32], width: usize, dtype: Dtype, out: &mut Vec<u
             for chunk in values.chunks(CHUNK) {
                 let mut bytes = [0; 4 * CHUNK];
                 let bytes = &mut bytes[..4 * chunk.len()];
-                for (to, x) in bytes.chunks_exact_mut(4).zip(chunk) {
-                    to.copy_from_slice(&x.to_le_bytes());
+                for (to, x) in bytes.as_chunks_mut().0.iter_mut().zip(chunk) {
+                    *to = x.to_le_bytes();
                 }
                 out.extend_from_slice(bytes);
             }
@@ -56,40 +56,43 @@ fn encode_halves<H: Copy + Default>(
             *to = x.clamp(-max, max);
         }
         halves[..n].convert_from_f32_slice(&clamped[..n]);
-        for (to, x) in bytes.chunks_exact_mut(2).zip(&halves[..n]) {
-            to.copy_from_slice(&to_bytes(*x));
+        for (to, x) in bytes.as_chunks_mut().0.iter_mut().zip(&halves[..n]) {
+            *to = to_bytes(*x);
         }
         out.extend_from_slice(&bytes[..2 * n]);
     }
 }
 
-/// Replaces `out` by the values of `bytes`, rows of `width` in `dtype`.
-pub(crate) fn decode(bytes: &[u8], width: usize, dtype: Dtype, out: &mut Vec<f32>) {
-    out.clear();
+/// Fills `out` with the values of `bytes`, rows of `width` in `dtype`; the caller has matched the two lengths.
+pub(crate) fn decode(bytes: &[u8], width: usize, dtype: Dtype, out: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
-            out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+            for (x, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *x = f32::from_le_bytes(*b);
+            }
         }
         Dtype::F16 => decode_halves(bytes, f16::from_le_bytes, out),
         Dtype::Bf16 => decode_halves(bytes, bf16::from_le_bytes, out),
         Dtype::I8 => {
-            for row in bytes.chunks_exact(4 + width) {
-                let scale = f32::from_le_bytes([row[0], row[1], row[2], row[3]]);
-                out.extend(row[4..].iter().map(|x| scale * f32::from(*x as i8)));
+            for (to, row) in out.chunks_exact_mut(width).zip(bytes.chunks_exact(4 + width)) {
+                let (scale, row) = row.split_at(4);
+                let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+                for (x, q) in to.iter_mut().zip(row) {
+                    *x = scale * f32::from(*q as i8);
+                }
             }
         }
     }
 }
 
-fn decode_halves<H: Copy + Default>(bytes: &[u8], from_bytes: impl Fn([u8; 2]) -> H, out: &mut Vec<f32>)
+fn decode_halves<H: Copy + Default>(bytes: &[u8], from_bytes: impl Fn([u8; 2]) -> H, out: &mut [f32])
 where
     [H]: HalfFloatSliceExt,
 {
-    out.resize(bytes.len() / 2, 0.0);
     let mut halves = [H::default(); CHUNK];
     for (to, chunk) in out.chunks_mut(CHUNK).zip(bytes.chunks(2 * CHUNK)) {
-        for (half, b) in halves.iter_mut().zip(chunk.chunks_exact(2)) {
-            *half = from_bytes([b[0], b[1]]);
+        for (half, b) in halves.iter_mut().zip(chunk.as_chunks().0) {
+            *half = from_bytes(*b);
         }
         halves[..to.len()].convert_to_f32_slice(to);
     }

@@ -151,8 +151,8 @@ fn damage_on_disk_is_a_miss_and_is_announced() {
         rig1.put(seed).unwrap();
         rig1.store.write_pending();
     }
-    let parts = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
-    let parts = parts.filter(|path| path.extension().is_some_and(|ending| ending == "parts")).next().unwrap();
+    let mut files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let parts = files.find(|path| path.extension().is_some_and(|ending| ending == "parts")).unwrap();
     let mut bytes = std::fs::read(&parts).unwrap();
     bytes[9] ^= 4;
     std::fs::write(&parts, bytes).unwrap();
