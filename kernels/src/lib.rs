@@ -1,10 +1,13 @@
 //! Everything numeric: the op contract, its plain-loop oracle and the CPU device.
 //!
 //! [`op::Device`] is the contract between models and devices: packed rows, KV pages, state slots and summaries.
-//! [`plan::Plan`] says what one step computes. A model is written once over both.
+//! [`plan::Plan`] says what one step computes. A model is written once over both. [`reference`](mod@reference) is the
+//! truth that every device is compared with, within the bounds of [`tolerance`].
 //!
 //! Never: knows a request, a network, a cluster, a file.
 
 pub mod cpu;
 pub mod op;
 pub mod plan;
+pub mod reference;
+pub mod tolerance;

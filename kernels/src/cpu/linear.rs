@@ -241,7 +241,9 @@ pub(crate) fn linear_mixer(
     let mut records: Vec<Vec<HeadRecord>> =
         plan.runs.iter().map(|run| take_records(run, input.layer)).collect();
     let mut jobs = Vec::new();
-    let mut places: Vec<&mut [f32]> = out.chunks_exact_mut((rows * shape.value).max(1)).collect();
+    let mut rest = out.as_mut_slice();
+    let mut places: Vec<&mut [f32]> =
+        (0..shape.heads).map(|_| rest.split_off_mut(..rows * shape.value).unwrap_or_default()).collect();
     for ((run, state), records) in plan.runs.iter().zip(&mut owned).zip(&mut records) {
         let mut records = records.iter_mut();
         for (head, state) in state.state.chunks_exact_mut(shape.key * shape.value).enumerate() {
@@ -249,20 +251,26 @@ pub(crate) fn linear_mixer(
             jobs.push(Head { run, head, state, record: records.next(), out });
         }
     }
+    // A step may consist of bodies alone; then there is nothing to point at.
+    fn from(values: &[f32], at: usize) -> &[f32] {
+        values.get(at..).unwrap_or_default()
+    }
     let rows_of = |head: usize| {
         let queries = shape.key_heads * shape.key;
         let key_head = head / (shape.heads / shape.key_heads) * shape.key;
         HeadRows {
-            query: &mixed[key_head..],
-            key: &mixed[queries + key_head..],
-            value: &mixed[2 * queries + head * shape.value..],
+            query: from(&mixed, key_head),
+            key: from(&mixed, queries + key_head),
+            value: from(&mixed, 2 * queries + head * shape.value),
             step: channels,
-            decay: &decay[head..],
-            write: &write[head..],
+            decay: from(&decay, head),
+            write: from(&write, head),
             gate_step: shape.heads,
         }
     };
-    let work = rows * shape.heads * shape.key * shape.value * 4;
+    let applied =
+        plan.runs.iter().flat_map(|run| &run.ops).filter(|op| matches!(op, RunOp::Apply { .. })).count();
+    let work = (4 * rows + shape.key * applied) * shape.heads * shape.key * shape.value;
     if rows > 0 {
         device.each(work, jobs, |scratch: &mut Scratch, job| {
             job.run(arch, shape, input.layer, &rows_of, scratch)

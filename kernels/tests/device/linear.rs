@@ -1,0 +1,364 @@
+use super::*;
+
+/// One layer's inputs for some rows, and the layer.
+struct Data {
+    rows: usize,
+    raw: Vec<f32>,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    taps: Vec<f32>,
+    a_log: Vec<f32>,
+    dt_bias: Vec<f32>,
+}
+
+impl Data {
+    /// Half lives of 8, 80, 800 and 8000 tokens.
+    fn random(seed: u64, rows: usize) -> Self {
+        let mut noise = Noise(seed);
+        let half = |half: f64| (std::f64::consts::LN_2 / half).ln() as f32;
+        Self {
+            rows,
+            raw: noise.many(rows * LINEAR.conv_channels()),
+            a: noise.many(rows * LINEAR.heads),
+            b: noise.many(rows * LINEAR.heads),
+            // The layer is the same for all seeds.
+            taps: Noise(99).many(LINEAR.conv_channels() * 4),
+            a_log: vec![half(8.0), half(80.0), half(800.0), half(8000.0)],
+            dt_bias: vec![0.54; LINEAR.heads],
+        }
+    }
+
+    fn layer(&self) -> Gdn<'_> {
+        Gdn { shape: LINEAR, taps: &self.taps, a_log: &self.a_log, dt_bias: &self.dt_bias }
+    }
+
+    fn inputs(&self) -> Inputs<'_> {
+        Inputs { raw: &self.raw, a: &self.a, b: &self.b }
+    }
+
+    /// These rows behind one another.
+    fn joined(parts: &[&Self]) -> Self {
+        let mut all = Self::random(0, 0);
+        for part in parts {
+            all.rows += part.rows;
+            all.raw.extend(&part.raw);
+            all.a.extend(&part.a);
+            all.b.extend(&part.b);
+        }
+        all
+    }
+
+    fn rows(&self, range: std::ops::Range<usize>) -> Self {
+        let part = |x: &[f32], width: usize| x[range.start * width..range.end * width].to_vec();
+        Self {
+            rows: range.len(),
+            raw: part(&self.raw, LINEAR.conv_channels()),
+            a: part(&self.a, LINEAR.heads),
+            b: part(&self.b, LINEAR.heads),
+            ..Self::random(0, 0)
+        }
+    }
+}
+
+fn mix(
+    device: &CpuDevice,
+    data: &Data,
+    runs: Vec<Run<CpuDevice>>,
+    states: &mut States,
+) -> Result<Vec<f32>, OpError> {
+    let tensor = |values: &[f32], width| device.tensor(values, width);
+    let input = LinearInput {
+        layer: 0,
+        shape: &LINEAR,
+        raw: &tensor(&data.raw, LINEAR.conv_channels()),
+        conv: Some(&weight(device, &data.taps, &[LINEAR.conv_channels(), 4])),
+        gates: Gates::Gdn {
+            a: &tensor(&data.a, LINEAR.heads),
+            b: &tensor(&data.b, LINEAR.heads),
+            a_log: &weight(device, &data.a_log, &[LINEAR.heads]),
+            dt_bias: &weight(device, &data.dt_bias, &[LINEAR.heads]),
+        },
+    };
+    let plan = Plan { ids: vec![0; data.rows], runs };
+    device.linear_mixer(&input, &plan, states).map(|out| device.to_host(&out))
+}
+
+fn run(slot: usize, rows: std::ops::Range<usize>, ops: Vec<RunOp>) -> Run<CpuDevice> {
+    let context = Context { pages: vec![], live: vec![], bodies: vec![] };
+    Run { rows, slot, context, ops, record: None }
+}
+
+fn plain(slot: usize, rows: std::ops::Range<usize>) -> Run<CpuDevice> {
+    run(slot, rows.clone(), vec![RunOp::Rows(rows)])
+}
+
+fn fresh(device: &CpuDevice, slots: usize) -> States {
+    let mut states = device.states(&spec(), slots).unwrap();
+    (0..slots).for_each(|slot| device.reset_slot(&mut states, slot));
+    states
+}
+
+/// Builds a segment alone, in steps of `step` rows.
+fn build(device: &CpuDevice, data: &Data, seam: usize, step: usize, skip_below: f32) -> HostLayer {
+    let spec = spec();
+    let mut states = fresh(device, 1);
+    let recording = Arc::new(Mutex::new(device.recording(&spec).unwrap()));
+    for first in (0..data.rows).step_by(step) {
+        let count = step.min(data.rows - first);
+        let mut run = plain(0, 0..count);
+        let body = seam.saturating_sub(first).min(count)..count;
+        run.record = Some(Record { recording: Arc::clone(&recording), body });
+        mix(device, &data.rows(first..first + count), vec![run], &mut states).unwrap();
+    }
+    let pages = device.pages(&spec, 1, 1).unwrap();
+    let context = Context { pages: vec![], live: vec![], bodies: vec![] };
+    let recording = recording.lock().unwrap();
+    let export = Export {
+        layer: 0,
+        spec: &spec,
+        recording: &*recording,
+        states: &states,
+        slot: 0,
+        pages: &pages,
+        context: &context,
+        body: data.rows - seam,
+        skip_below,
+    };
+    device.export(&export).unwrap()
+}
+
+fn placed(device: &CpuDevice, host: HostLayer, len: usize) -> PlacedBody<CpuDevice> {
+    let layers = BodyLayers::empty(2);
+    layers.arrive(0, device.import(0, &spec(), host).unwrap());
+    PlacedBody { layers: Arc::new(layers), start: 0, len: len as u32 }
+}
+
+#[test]
+fn any_length_equals_the_reference() {
+    let device = CpuDevice::poisoned(2).unwrap();
+    for rows in [1, 2, 7, 63, 64, 65, 1000] {
+        let data = Data::random(rows as u64, rows);
+        let mut states = fresh(&device, 1);
+        let out = mix(&device, &data, vec![plain(0, 0..rows)], &mut states).unwrap();
+        let mut running = data.layer().start();
+        let right = data.layer().run(data.inputs(), &[Part::Rows(0..rows)], &mut running);
+        within(Compared::Mixer, &out, &right);
+        within(Compared::State, &device.slot_state(&states, 0, 0), &running.state);
+    }
+}
+
+#[test]
+fn steps_of_any_size_equal_one_step() {
+    let device = CpuDevice::poisoned(1).unwrap();
+    let data = Data::random(5, 200);
+    let mut running = data.layer().start();
+    let right = data.layer().run(data.inputs(), &[Part::Rows(0..200)], &mut running);
+    for step in [1, 3, 50, 64, 100] {
+        let mut states = fresh(&device, 1);
+        let mut out = Vec::new();
+        for first in (0..200).step_by(step) {
+            let part = data.rows(first..200.min(first + step));
+            out.extend(mix(&device, &part, vec![plain(0, 0..part.rows)], &mut states).unwrap());
+        }
+        within(Compared::Mixer, &out, &right);
+        within(Compared::State, &device.slot_state(&states, 0, 0), &running.state);
+    }
+}
+
+#[test]
+fn a_build_records_the_body_and_the_tail_of_the_whole_segment() {
+    let device = CpuDevice::poisoned(2).unwrap();
+    for (rows, seam, step) in
+        [(9, 8, 99), (72, 8, 99), (300, 8, 99), (300, 8, 37), (300, 0, 100), (12, 8, 5), (2, 0, 9)]
+    {
+        let data = Data::random(rows as u64 + 1000, rows);
+        let right = data.layer().build(data.inputs(), rows, seam);
+        let HostLayer::Linear { live, transition, state, tail } = build(&device, &data, seam, step, 0.0)
+        else {
+            panic!("a full layer");
+        };
+        assert_eq!(live, [true; 4]);
+        within(Compared::State, &transition, &right.transition);
+        within(Compared::State, &state, &right.state);
+        assert_eq!(tail, right.tail.iter().map(|&x| x as f32).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn heads_that_have_forgotten_store_no_transition() {
+    let device = CpuDevice::poisoned(1).unwrap();
+    let data = Data::random(3, 400);
+    let right = data.layer().build(data.inputs(), 400, 8);
+    let HostLayer::Linear { live, transition, .. } = build(&device, &data, 8, 400, 1e-3) else {
+        panic!("a full layer");
+    };
+    let kept: Vec<bool> = right.log_bound.iter().map(|bound| bound.exp() >= 1e-3).collect();
+    assert_eq!(live, kept);
+    assert_eq!(live, [false, true, true, true]);
+    within(Compared::State, &transition, &right.transition[32 * 32..]);
+}
+
+/// Four segments: whole, and composed of seams and bodies.
+#[test]
+fn a_composed_state_equals_the_state_of_all_tokens_in_one_go() {
+    let device = CpuDevice::poisoned(2).unwrap();
+    let segments: Vec<Data> =
+        [50, 130, 9, 300].iter().enumerate().map(|(i, &n)| Data::random(i as u64, n)).collect();
+    let whole = Data::joined(&segments.iter().collect::<Vec<_>>());
+    let mut right = whole.layer().start();
+    whole.layer().run(whole.inputs(), &[Part::Rows(0..whole.rows)], &mut right);
+    for seam in [8, 3, 0] {
+        let seams: Vec<Data> = segments.iter().map(|segment| segment.rows(0..seam)).collect();
+        let live = Data::joined(&seams.iter().collect::<Vec<_>>());
+        let mut composed = run(0, 0..live.rows, vec![]);
+        for (i, segment) in segments.iter().enumerate() {
+            composed.context.bodies.push(placed(
+                &device,
+                build(&device, segment, seam, 64, 0.0),
+                segment.rows - seam,
+            ));
+            composed.ops.push(RunOp::Rows(i * seam..(i + 1) * seam));
+            composed.ops.push(RunOp::Apply { body: i, rule: Rule::Compose });
+        }
+        let mut states = fresh(&device, 1);
+        mix(&device, &live, vec![composed], &mut states).unwrap();
+        let found = device.slot_state(&states, 0, 0);
+        if seam >= 3 {
+            within(Compared::Composed, &found, &right.state);
+        } else {
+            // Without a seam the convolution at every join is cold, which must show.
+            assert!(error(&found, &right.state) > 1e-3);
+        }
+    }
+}
+
+#[test]
+fn programs_of_rows_bodies_and_rules_equal_the_reference() {
+    let device = CpuDevice::poisoned(1).unwrap();
+    // The last body is shorter than the convolution's tail.
+    let segments: Vec<Data> =
+        [40, 100, 2].iter().enumerate().map(|(i, &n)| Data::random(i as u64 + 7, n)).collect();
+    let seams = [8, 8, 1];
+    let summaries: Vec<Summary> = segments
+        .iter()
+        .zip(seams)
+        .map(|(segment, seam)| segment.layer().build(segment.inputs(), segment.rows, seam))
+        .collect();
+    let live = Data::random(70, 30);
+    for rule in [Rule::Compose, Rule::Add, Rule::Replace] {
+        for clear in [false, true] {
+            let mut mixed = run(0, 0..30, vec![]);
+            let mut program = Vec::new();
+            for (i, rows) in [0..1, 1..9, 9..30].into_iter().enumerate() {
+                let host = build(&device, &segments[i], seams[i], 64, 0.0);
+                mixed.context.bodies.push(placed(&device, host, segments[i].rows - seams[i]));
+                mixed.ops.extend([RunOp::Apply { body: i, rule }, RunOp::Rows(rows.clone())]);
+                program.extend([Part::Body(&summaries[i], rule), Part::Rows(rows)]);
+                if clear {
+                    mixed.ops.push(RunOp::ClearTail);
+                    program.push(Part::ClearTail);
+                }
+            }
+            let mut states = fresh(&device, 1);
+            let out = mix(&device, &live, vec![mixed], &mut states).unwrap();
+            let mut running = live.layer().start();
+            within(Compared::Mixer, &out, &live.layer().run(live.inputs(), &program, &mut running));
+            within(Compared::State, &device.slot_state(&states, 0, 0), &running.state);
+        }
+    }
+}
+
+#[test]
+fn a_step_of_build_live_and_decode_gives_each_what_it_gets_alone() {
+    let device = CpuDevice::poisoned(2).unwrap();
+    let parts = [Data::random(1, 100), Data::random(2, 70), Data::random(3, 1), Data::random(4, 1)];
+    let whole = Data::joined(&parts.iter().collect::<Vec<_>>());
+    let before = Data::random(5, 33);
+    let warm = |slots: usize| {
+        let mut states = fresh(&device, slots);
+        (0..slots).for_each(|slot| {
+            mix(&device, &before, vec![plain(slot, 0..33)], &mut states).unwrap();
+        });
+        states
+    };
+    let record = || {
+        let recording = Arc::new(Mutex::new(device.recording(&spec()).unwrap()));
+        Some(Record { recording, body: 8..100 })
+    };
+    let mut runs: Vec<_> = [3, 1, 0, 4]
+        .into_iter()
+        .zip([0..100, 100..170, 170..171, 171..172])
+        .map(|(slot, rows)| plain(slot, rows))
+        .collect();
+    runs[0].record = record();
+    let mut states = warm(6);
+    let out = mix(&device, &whole, runs, &mut states).unwrap();
+    let mut alone = Vec::new();
+    for (slot, part) in [3, 1, 0, 4].into_iter().zip(&parts) {
+        let mut one = warm(1);
+        let mut run = plain(0, 0..part.rows);
+        run.record = if slot == 3 { record() } else { None };
+        alone.extend(mix(&device, part, vec![run], &mut one).unwrap());
+        assert_eq!(device.slot_state(&one, 0, 0), device.slot_state(&states, slot, 0));
+    }
+    assert_eq!(out, alone);
+    // Slots outside of the step are as they were.
+    let untouched = warm(1);
+    assert_eq!(device.slot_state(&untouched, 0, 0), device.slot_state(&states, 2, 0));
+    assert_eq!(device.slot_state(&untouched, 0, 0), device.slot_state(&states, 5, 0));
+}
+
+#[test]
+fn a_reset_slot_equals_a_fresh_device_bit_for_bit() {
+    let device = CpuDevice::poisoned(1).unwrap();
+    for rows in 1..6 {
+        let data = Data::random(rows as u64, rows);
+        let mut used = fresh(&device, 1);
+        // NaN as raw inputs poisons state and tail.
+        let mut poison = Data::random(9, 300);
+        poison.raw.fill(f32::NAN);
+        mix(&device, &poison, vec![plain(0, 0..300)], &mut used).unwrap();
+        assert!(device.slot_state(&used, 0, 0)[0].is_nan());
+        device.reset_slot(&mut used, 0);
+        let mut new = fresh(&device, 1);
+        let (a, b) = (
+            mix(&device, &data, vec![plain(0, 0..rows)], &mut used),
+            mix(&device, &data, vec![plain(0, 0..rows)], &mut new),
+        );
+        assert_eq!(a.unwrap(), b.unwrap());
+        assert_eq!(device.slot_state(&used, 0, 0), device.slot_state(&new, 0, 0));
+    }
+}
+
+#[test]
+fn a_saved_slot_goes_on_where_it_was() {
+    let device = CpuDevice::poisoned(1).unwrap();
+    let (first, second) = (Data::random(1, 20), Data::random(2, 20));
+    let mut states = fresh(&device, 2);
+    mix(&device, &first, vec![plain(0, 0..20)], &mut states).unwrap();
+    let saved = device.save_slot(&states, 0);
+    let right = mix(&device, &second, vec![plain(0, 0..20)], &mut states).unwrap();
+    device.load_slot(&mut states, 1, &saved);
+    assert_eq!(mix(&device, &second, vec![plain(1, 0..20)], &mut states).unwrap(), right);
+}
+
+#[test]
+fn what_can_not_be_done_is_said_before_any_state_moves() {
+    let device = CpuDevice::poisoned(1).unwrap();
+    let data = Data::random(1, 20);
+    let mut states = fresh(&device, 2);
+    let mut missing = run(0, 0..20, vec![RunOp::Rows(0..20), RunOp::Apply { body: 0, rule: Rule::Compose }]);
+    missing.context.bodies.push(PlacedBody { layers: Arc::new(BodyLayers::empty(2)), start: 20, len: 5 });
+    let refused = mix(&device, &data, vec![missing], &mut states);
+    assert!(matches!(refused, Err(OpError::NotArrived { layer: 0 })));
+    for runs in [
+        vec![run(0, 0..20, vec![RunOp::Rows(0..20), RunOp::Apply { body: 0, rule: Rule::Compose }])],
+        vec![run(0, 0..20, vec![RunOp::Rows(0..10)])],
+        vec![plain(0, 0..10), plain(0, 10..20)],
+        vec![plain(2, 0..20)],
+        vec![plain(0, 0..10)],
+    ] {
+        assert!(matches!(mix(&device, &data, runs, &mut states), Err(OpError::Shape { .. })));
+    }
+    assert!(device.slot_state(&states, 0, 0).iter().all(|&x| x == 0.0));
+}
