@@ -97,9 +97,9 @@ fn digest(domain: &str, identity: &Identity, scope: &Scope, ids: &[u32]) -> [u8;
     hasher.update(&identity.0);
     hasher.update(&scope.0);
     hasher.update(&(ids.len() as u64).to_le_bytes());
-    for id in ids {
-        hasher.update(&id.to_le_bytes());
-    }
+    // One update: four bytes at a time the hasher is ten times slower.
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    hasher.update(&bytes);
     *hasher.finalize().as_bytes()
 }
 
