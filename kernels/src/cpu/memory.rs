@@ -36,21 +36,30 @@ pub struct Weight {
 
 impl Weight {
     pub(crate) fn from_host(host: &HostTensor<'_>) -> Result<Self, OpError> {
-        let plain = decode(host)?;
-        let (rows, columns) = match host.shape[..] {
-            [n] => return Ok(Self { values: plain, rows: 1, columns: n }),
-            [rows, columns] => (rows, columns),
-            _ => {
-                return Err(OpError::Shape {
-                    op: "weight",
-                    expected: format!("a vector or a matrix for \"{}\"", host.name),
-                    found: format!("{:?}", host.shape),
-                });
+        check(host)?;
+        match host.shape[..] {
+            [columns] => {
+                let mut values = vec![0.0; columns];
+                decode(host, 0, &mut values);
+                Ok(Self { values, rows: 1, columns })
             }
-        };
-        let mut values = vec![0.0; rows.div_ceil(PANEL) * PANEL * columns];
-        pack_transposed(&plain, columns, rows, columns, &mut values);
-        Ok(Self { values, rows, columns })
+            [rows, columns] => {
+                // Panel by panel, so that the matrix is in memory once.
+                let mut values = vec![0.0; rows.next_multiple_of(PANEL) * columns];
+                let mut plain = vec![0.0; PANEL * columns];
+                for (panel, out) in values.chunks_exact_mut((PANEL * columns).max(1)).enumerate() {
+                    let count = PANEL.min(rows - panel * PANEL);
+                    decode(host, panel * PANEL * columns, &mut plain[..count * columns]);
+                    pack_transposed(&plain, columns, count, columns, out);
+                }
+                Ok(Self { values, rows, columns })
+            }
+            _ => Err(OpError::Shape {
+                op: "weight",
+                expected: format!("a vector or a matrix for \"{}\"", host.name),
+                found: format!("{:?}", host.shape),
+            }),
+        }
     }
 
     /// Element of a matrix.
@@ -59,29 +68,35 @@ impl Weight {
     }
 }
 
-fn decode(host: &HostTensor<'_>) -> Result<Vec<f32>, OpError> {
-    let count: usize = host.shape.iter().product();
+fn check(host: &HostTensor<'_>) -> Result<(), OpError> {
+    let size = host.shape.iter().product::<usize>() * host.dtype.size();
     if host.dtype == Dtype::I8 {
         return Err(OpError::Unsupported {
             op: "weight",
             what: format!("\"{}\" in {}", host.name, host.dtype.name()),
         });
     }
-    if host.bytes.len() != count * host.dtype.size() {
+    if host.bytes.len() != size {
         return Err(OpError::Shape {
             op: "weight",
-            expected: format!("{} bytes for \"{}\"", count * host.dtype.size(), host.name),
+            expected: format!("{size} bytes for \"{}\"", host.name),
             found: host.bytes.len().to_string(),
         });
     }
-    let pairs = host.bytes.as_chunks::<2>().0.iter();
-    Ok(match host.dtype {
+    Ok(())
+}
+
+/// Widens the values from `first` on.
+fn decode(host: &HostTensor<'_>, first: usize, out: &mut [f32]) {
+    let bytes = &host.bytes[first * host.dtype.size()..];
+    let pairs = out.iter_mut().zip(bytes.as_chunks::<2>().0);
+    match host.dtype {
+        Dtype::F16 => pairs.for_each(|(out, &b)| *out = f16::from_le_bytes(b).to_f32()),
+        Dtype::Bf16 => pairs.for_each(|(out, &b)| *out = bf16::from_le_bytes(b).to_f32()),
         Dtype::F32 | Dtype::I8 => {
-            host.bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+            out.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(out, &b)| *out = f32::from_le_bytes(b));
         }
-        Dtype::F16 => pairs.map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
-        Dtype::Bf16 => pairs.map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
-    })
+    }
 }
 
 /// One linear layer of a slot; empty for a full layer.
