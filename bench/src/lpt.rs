@@ -152,7 +152,7 @@ fn gpu(args: &Args) -> anyhow::Result<Curve> {
 }
 
 fn cold(tokens: u32, seam: u32, bytes: Bytes) -> Piece {
-    let segment = Segment { seam: Tokens(seam), bytes, holders: Vec::new(), building: None };
+    let segment = Segment { seam: Tokens(seam), bytes, holders: Vec::new(), building: None, repeats: None };
     Piece { tokens: Tokens(tokens), segment: Some(segment) }
 }
 

@@ -12,9 +12,9 @@ const EPSILON: f64 = 1e-9;
 
 /// Which segment is in which lane.
 pub(crate) struct Assignment {
-    /// Segments with one option: place in the prompt, and what it is.
+    /// Segments without a choice: place in the prompt, and what becomes of it.
     fixed: Vec<(usize, Choice)>,
-    /// Segments with several, longest first.
+    /// Cold segments that a worker could build, longest first.
     free: Vec<(usize, Vec<Choice>)>,
     /// Beside `free`.
     chosen: Vec<Choice>,
@@ -40,8 +40,8 @@ pub(crate) fn assign(lanes: &mut Lanes<'_>, first: usize, pieces: usize) -> Assi
     free.sort_by(|(a, _), (b, _)| lanes.build_ms(*b).total_cmp(&lanes.build_ms(*a)));
 
     let mut alone = lanes.clone();
-    for (piece, options) in &free {
-        alone.add(*piece, without_others(options));
+    for (piece, _) in &free {
+        alone.add(*piece, Choice::Here);
     }
     let mut chosen: Vec<Choice> = Vec::with_capacity(free.len());
     for (piece, options) in &free {
@@ -51,7 +51,7 @@ pub(crate) fn assign(lanes: &mut Lanes<'_>, first: usize, pieces: usize) -> Assi
     }
     if alone.completion() <= lanes.completion() * (1.0 + EPSILON) {
         // Nobody else would make it earlier: leave them alone.
-        chosen = free.iter().map(|(_, options)| without_others(options)).collect();
+        chosen.fill(Choice::Here);
         *lanes = alone;
     }
     Assignment { fixed, free, chosen }
@@ -90,29 +90,21 @@ impl Assignment {
     }
 }
 
-/// The option after which the prompt is ready first; among those, what is there before what is to be built;
-/// among those, the one whose own lanes are done first.
+/// The option after which the prompt is ready first; among those, the one whose own lane is done first.
 fn earliest(lanes: &mut Lanes<'_>, piece: usize, options: &[Choice]) -> Choice {
     let before = lanes.completion();
-    let mut best: Option<((f64, bool, f64), Choice)> = None;
+    let mut best: Option<((f64, f64), Choice)> = None;
     for &choice in options {
         lanes.add(piece, choice);
         // Only the lanes of the choice got later.
         let finish = lanes.finish(choice);
         lanes.remove(piece, choice);
-        let built = matches!(choice, Choice::Build(_) | Choice::Here);
-        let cost = (before.max(finish), built, finish);
+        let cost = (before.max(finish), finish);
         if best.is_none_or(|(least, _)| cost < least) {
             best = Some((cost, choice));
         }
     }
     best.map_or(Choice::Here, |(_, choice)| choice)
-}
-
-/// What is there is used; what is cold is built by the combine agent.
-fn without_others(options: &[Choice]) -> Choice {
-    let there = options.iter().find(|choice| matches!(choice, Choice::Local(_) | Choice::Fetch));
-    *there.unwrap_or(&Choice::Here)
 }
 
 fn try_move(lanes: &mut Lanes<'_>, (piece, options): &(usize, Vec<Choice>), choice: &mut Choice) -> bool {

@@ -55,6 +55,7 @@ fn why_combine(problem: &Problem, plans: &[Plan<'_>], choices: &[Option<Choice>]
 fn why(lanes: &Lanes<'_>, piece: usize, segment: &Segment, choice: Choice) -> (String, f64) {
     let build = lanes.build_ms(piece);
     match choice {
+        Choice::Repeat(earlier) => (format!("the same segment as piece {earlier}"), 0.0),
         Choice::Local(tier) => {
             let bytes = lanes.local(segment).map_or(segment.bytes, |holder| holder.bytes);
             let load = lanes.combine().load_ms(tier, bytes);
@@ -92,9 +93,8 @@ fn why_here(lanes: &Lanes<'_>, segment: &Segment, build: f64) -> String {
         );
     }
     if let Some((agent, ms)) = lanes.senders(segment).first() {
-        let than = if *ms < build { "the link is busier than the device" } else { "moving does not pay" };
         return format!(
-            "built here in {build:.1} ms although \"{}\" has it: {than}, {ms:.1} ms to move",
+            "built here in {build:.1} ms although \"{}\" has it: moving does not pay, {ms:.1} ms",
             agent.id
         );
     }

@@ -20,6 +20,8 @@ const PAYS: f64 = 0.9;
 /// Where one segment's tuple comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
+    /// As the earlier piece at this place, which has the same segment.
+    Repeat(usize),
     /// The combine agent has it.
     Local(Tier),
     /// A holder sends it.
@@ -38,6 +40,8 @@ pub struct Lanes<'p> {
     problem: &'p Problem,
     combine: &'p AgentView,
     workers: Vec<&'p AgentView>,
+    /// The first piece behind the snapshot.
+    first: usize,
     /// Tokens computed by the combine agent: live ones, seams, and segments built there.
     here: u64,
     /// Tokens that it would compute if it built every segment that it lacks.
@@ -77,6 +81,7 @@ impl<'p> Lanes<'p> {
         let mut lanes = Self {
             problem,
             combine,
+            first,
             here: 0,
             alone: 0,
             loads: [Moved::default(); 4],
@@ -88,7 +93,9 @@ impl<'p> Lanes<'p> {
         for piece in &problem.pieces[first..] {
             let live = piece.segment.as_ref().map_or(piece.tokens, |segment| segment.seam);
             lanes.here += u64::from(live.0);
-            let built = piece.segment.as_ref().filter(|segment| lanes.local(segment).is_none());
+            let lacks =
+                |segment: &&Segment| lanes.local(segment).is_none() && lanes.repeat(segment).is_none();
+            let built = piece.segment.as_ref().filter(lacks);
             lanes.alone += u64::from(live.0) + built.map_or(0, |_| u64::from(piece.tokens.0));
         }
         for piece in first..problem.pieces.len() {
@@ -133,6 +140,7 @@ impl<'p> Lanes<'p> {
             *sum = if add { *sum + tokens } else { *sum - tokens };
         };
         match choice {
+            Choice::Repeat(_) => {}
             Choice::Local(tier) => {
                 let bytes = self.local(segment).map_or(segment.bytes, |holder| holder.bytes);
                 self.loads[tier as usize].change(bytes, add);
@@ -156,6 +164,7 @@ impl<'p> Lanes<'p> {
     /// When the lanes that `choice` uses are done.
     pub fn finish(&self, choice: Choice) -> f64 {
         match choice {
+            Choice::Repeat(_) => 0.0,
             Choice::Local(_) => self.loading(),
             Choice::Fetch | Choice::Await => self.taking_in(),
             Choice::Build(worker) => self.arrival(worker).max(self.taking_in()),
@@ -206,17 +215,23 @@ impl<'p> Lanes<'p> {
         own.min_by_key(|holder| holder.tier)
     }
 
-    /// Milliseconds that building a piece here adds to a batch of all that is missing: what a move has to
-    /// beat.
+    /// Milliseconds of building a piece here, as its share of one batch of all that is missing: what a move
+    /// has to beat. The share, not what the piece adds: in a batch too small to fill the device it adds
+    /// nothing, and no hit would ever pay.
     pub(crate) fn build_ms(&self, piece: usize) -> f64 {
         let tokens = u64::from(self.problem.pieces[piece].tokens.0);
-        let all = self.alone.max(tokens);
-        self.combine.curve.ms(all) - self.combine.curve.ms(all - tokens)
+        let all = self.alone.max(tokens).max(1);
+        self.combine.curve.ms(all) * tokens as f64 / all as f64
     }
 
     /// Milliseconds to move a tuple here from another agent, out of `tier` there.
     pub(crate) fn move_ms(&self, from: &AgentView, tier: Tier, bytes: Bytes) -> f64 {
         from.link.and(&self.combine.link).ms(bytes).max(from.load_ms(tier, bytes))
+    }
+
+    /// An earlier piece with the same tuple, unless the snapshot covers it.
+    fn repeat(&self, segment: &Segment) -> Option<usize> {
+        segment.repeats.filter(|earlier| *earlier >= self.first)
     }
 
     /// Another agent of the problem that builds a segment already.
@@ -244,18 +259,25 @@ impl<'p> Lanes<'p> {
         self.move_ms(worker, Tier::Device, segment.bytes) < PAYS * build
     }
 
-    /// What may be chosen for a piece, cheapest kind first; empty for pieces without a segment.
+    /// What may be chosen for a piece; empty for pieces without a segment.
     ///
     /// A tuple is moved only where that is faster than building it: the link into an agent is as scarce as
-    /// its compute, and a slow move only makes the link what everybody waits for.
+    /// its compute, and a slow move only makes the link what everybody waits for. One that exists and moves
+    /// faster is used in any case: to build it again would spend compute and memory to gain a few
+    /// milliseconds of one request. So only cold segments leave a choice.
     pub fn options(&self, piece: usize) -> Vec<Choice> {
         let Some(segment) = &self.problem.pieces[piece].segment else { return Vec::new() };
-        if let Some(holder) = self.local(segment) {
-            return vec![Choice::Local(holder.tier), Choice::Here];
+        if let Some(earlier) = self.repeat(segment) {
+            return vec![Choice::Repeat(earlier)];
         }
         let build = self.build_ms(piece);
+        if let Some(holder) = self.local(segment) {
+            let load = self.combine.load_ms(holder.tier, holder.bytes);
+            let pays = holder.tier == Tier::Device || load < build;
+            return vec![if pays { Choice::Local(holder.tier) } else { Choice::Here }];
+        }
         if let Some((_, move_ms)) = self.senders(segment).first() {
-            return if *move_ms < build { vec![Choice::Fetch, Choice::Here] } else { vec![Choice::Here] };
+            return vec![if *move_ms < build { Choice::Fetch } else { Choice::Here }];
         }
         if self.builder(segment).is_some() {
             return vec![Choice::Await];

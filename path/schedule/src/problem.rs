@@ -43,6 +43,8 @@ pub struct Segment {
     pub holders: Vec<Holder>,
     /// Who builds it now, by the index.
     pub building: Option<AgentId>,
+    /// The nearest earlier piece with the same key: its tuple serves here as well.
+    pub repeats: Option<usize>,
 }
 
 /// An exact prefix snapshot.
@@ -65,18 +67,22 @@ impl Problem {
         let mode = segmented.request.mode;
         beside(segmented.pieces.len(), located.located.len())?;
         beside(segmented.boundaries.len(), located.snapshots.len())?;
-        let pieces = segmented.pieces.iter().zip(&located.located).map(|(piece, answer)| {
-            let tokens = Tokens(piece.ids.len() as u32);
-            let seam = fleet.seam.min(tokens);
-            // A piece without a body has no tuple.
-            let usable = mode.composes() && piece.key.is_some() && seam < tokens;
-            let segment = usable.then(|| {
-                let predicted = || fleet.tuple.bytes(tokens - seam);
-                let bytes = answer.holders.first().map_or_else(predicted, |holder| holder.bytes);
-                Segment { seam, bytes, holders: answer.holders.clone(), building: answer.building.clone() }
+        let pieces =
+            segmented.pieces.iter().zip(&located.located).enumerate().map(|(place, (piece, answer))| {
+                let tokens = Tokens(piece.ids.len() as u32);
+                let seam = fleet.seam.min(tokens);
+                // A piece without a body has no tuple.
+                let usable = mode.composes() && piece.key.is_some() && seam < tokens;
+                let segment = usable.then(|| {
+                    let predicted = || fleet.tuple.bytes(tokens - seam);
+                    let bytes = answer.holders.first().map_or_else(predicted, |holder| holder.bytes);
+                    let repeats =
+                        segmented.pieces[..place].iter().rposition(|earlier| earlier.key == piece.key);
+                    let (holders, building) = (answer.holders.clone(), answer.building.clone());
+                    Segment { seam, bytes, holders, building, repeats }
+                });
+                Piece { tokens, segment }
             });
-            Piece { tokens, segment }
-        });
         let snapshots = segmented.boundaries.iter().zip(&located.snapshots);
         let snapshots = snapshots
             .map(|((tokens, _), answer)| Snapshot { tokens: *tokens, holders: answer.holders.clone() });

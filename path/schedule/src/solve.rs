@@ -42,13 +42,19 @@ pub fn solve(problem: &Problem) -> Result<Placement, Error> {
     best.completion = best.lanes.completion();
     let choices = best.assignment.choices(problem.pieces.len());
     let best = &plans[0];
-    let sources = choices.iter().enumerate();
-    let sources = sources.map(|(piece, choice)| source(problem, best, piece, *choice));
+    let mut sources: Vec<Option<Source>> = Vec::with_capacity(choices.len());
+    for (piece, choice) in choices.iter().enumerate() {
+        sources.push(match choice {
+            Some(Choice::Repeat(earlier)) => sources[*earlier].clone(),
+            Some(choice) => source(problem, best, piece, *choice),
+            None => None,
+        });
+    }
     Ok(Placement {
         combine: best.lanes.combine().id.clone(),
         fallbacks: plans[1..].iter().take(FALLBACKS).map(|plan| plan.lanes.combine().id.clone()).collect(),
         snapshot: best.snapshot,
-        sources: sources.collect(),
+        sources,
         reasons: explain(problem, &plans, &choices),
     })
 }
@@ -94,9 +100,10 @@ fn covered(problem: &Problem, tokens: Tokens) -> Option<usize> {
     (end == tokens.0).then_some(problem.pieces.len())
 }
 
-fn source(problem: &Problem, plan: &Plan<'_>, piece: usize, choice: Option<Choice>) -> Option<Source> {
+fn source(problem: &Problem, plan: &Plan<'_>, piece: usize, choice: Choice) -> Option<Source> {
     let segment = problem.pieces[piece].segment.as_ref()?;
-    Some(match choice? {
+    Some(match choice {
+        Choice::Repeat(_) => return None,
         Choice::Local(_) => Source::Local,
         Choice::Fetch => {
             let senders = plan.lanes.senders(segment);

@@ -43,7 +43,7 @@ fn cold(tokens: u32) -> Piece {
 }
 
 fn held(tokens: u32, holders: Vec<Holder>) -> Piece {
-    let segment = Segment { seam: Tokens(8), bytes: Bytes(60 << 20), holders, building: None };
+    let segment = Segment { seam: Tokens(8), bytes: Bytes(60 << 20), holders, building: None, repeats: None };
     Piece { tokens: Tokens(tokens), segment: Some(segment) }
 }
 
@@ -203,6 +203,50 @@ fn equals_are_spread_over_requests() {
 }
 
 #[test]
+fn a_hit_is_used_wherever_moving_pays() {
+    // Sixty moves of 0.6 ms take longer than the rest of the request; still none is built again.
+    let mut pieces: Vec<Piece> = (0..60).map(|_| held(512, vec![holder("b", Tier::Device)])).collect();
+    pieces.push(live(30));
+    let mut busy = combine("b");
+    busy.ahead = Millis(500.0);
+    let placement = solve(&problem(pieces, vec![combine("a"), busy, worker("w")])).unwrap();
+    assert_eq!(placement.combine.as_str(), "a");
+    let fetched = |source: &&Option<Source>| matches!(source, Some(Source::Fetch { .. }));
+    assert_eq!(placement.sources.iter().filter(fetched).count(), 60);
+}
+
+#[test]
+fn a_hit_pays_even_where_one_more_segment_would_cost_nothing() {
+    let mut one = combine("a");
+    one.curve = Curve::new(vec![(Tokens(4096), Millis(16.0))]).unwrap();
+    let pieces =
+        vec![held(512, vec![holder("a", Tier::Host)]), held(512, vec![holder("b", Tier::Host)]), live(30)];
+    let mut busy = combine("b");
+    busy.ahead = Millis(500.0);
+    let placement = solve(&problem(pieces, vec![one, busy])).unwrap();
+    let fetch = Source::Fetch { holders: vec!["b".into()] };
+    assert_eq!(placement.sources, [Some(Source::Local), Some(fetch), None]);
+}
+
+#[test]
+fn a_segment_that_occurs_twice_is_built_once() {
+    let mut again = cold(4000);
+    again.segment.as_mut().unwrap().repeats = Some(0);
+    let mut one = problem(
+        vec![cold(4000), again.clone(), cold(3000), live(20)],
+        vec![combine("a"), worker("w"), worker("x")],
+    );
+    let placement = solve(&one).unwrap();
+    assert_eq!(placement.sources[0], placement.sources[1]);
+    assert!(ready(&placement) < 41.0, "{placement:?}");
+    // The first one is under the snapshot: there is no tuple of it.
+    one.snapshots = vec![Snapshot { tokens: Tokens(4000), holders: vec![holder("a", Tier::Device)] }];
+    let placement = solve(&one).unwrap();
+    assert_eq!(placement.sources[0], None);
+    assert!(placement.sources[1].is_some());
+}
+
+#[test]
 fn the_longest_snapshot_that_lies_there_is_used() {
     let mut one = problem(vec![live(100), cold(400), cold(500), live(20)], vec![combine("a"), combine("b")]);
     let snapshot =
@@ -338,6 +382,15 @@ mod located {
         let built =
             |source: &Option<Source>| matches!(source, Some(Source::Build { .. } | Source::BuildHere));
         assert!(placement.sources[..2].iter().all(built));
+    }
+
+    #[test]
+    fn equal_keys_are_one_segment() {
+        let mut twice = request(Mode::Pic);
+        twice.segmented.pieces[1] = twice.segmented.pieces[0].clone();
+        let problem = Problem::new(&twice, &fleet()).unwrap();
+        let repeats = |place: usize| problem.pieces[place].segment.as_ref().unwrap().repeats;
+        assert_eq!((repeats(0), repeats(1)), (None, Some(0)));
     }
 
     #[test]
