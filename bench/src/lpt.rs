@@ -40,7 +40,7 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct Report {
-    lpt: Uneven,
+    lpt_vs_optimum: Uneven,
     scatter_8_sim: Vec<Scatter>,
     solve_us: f64,
 }
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     println!(
         "\nsolve, 64 uneven cold segments, 4 combine agents, 8 workers: {solve_us:.0} us (median, timed)"
     );
-    args.report.write(&Report { lpt: uneven, scatter_8_sim: scatter, solve_us })
+    args.report.write(&Report { lpt_vs_optimum: uneven, scatter_8_sim: scatter, solve_us })
 }
 
 fn node(id: &str, role: AgentRole, curve: &Curve, link: Link) -> AgentView {

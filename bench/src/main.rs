@@ -1,6 +1,7 @@
 //! Benchmarks that print the baseline and ours side by side: one file per subcommand.
 
 mod lpt;
+mod prefill;
 mod report;
 
 use clap::{Parser, Subcommand};
@@ -16,10 +17,13 @@ struct Args {
 enum Bench {
     /// The scheduler: longest first against round robin and the optimum, and scatter from 1 to 8 workers.
     Lpt(lpt::Args),
+    /// Prefill and decode on the CPU against transformers.
+    Prefill(prefill::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Lpt(args) => lpt::run(&args),
+        Bench::Prefill(args) => prefill::run(&args),
     }
 }
