@@ -212,7 +212,10 @@ fn threads_share_a_store_and_the_events_still_add_up() {
     });
     rig.check();
     for (key, ..) in rig.store.held() {
-        assert!(rig.store.get(&key, None).is_ok());
+        // Promoting one may push another out of memory.
+        let held = rig.store.locate(&key).is_some();
+        assert_eq!(rig.store.get(&key, None).is_ok(), held);
     }
+    rig.check();
     assert_eq!(rig.store.faults(), FaultCounts::default());
 }
