@@ -3,9 +3,11 @@
 use std::ops::Range;
 
 use hypic_domain::flow::Origin;
+use hypic_domain::key::Scope;
 use hypic_domain::serving::ModelFile;
 
 use crate::error::SegmentError;
+use crate::memo::{Memo, MemoKey};
 use crate::split::split;
 use crate::tokenise::Tokeniser;
 
@@ -38,6 +40,8 @@ pub(crate) fn cut(
     tokeniser: &Tokeniser,
     prompt: &Marked,
     model: &ModelFile,
+    memo: &Memo,
+    scope: &Scope,
 ) -> Result<Vec<Cut>, SegmentError> {
     let mut cutter = Cutter {
         tokeniser,
@@ -49,7 +53,17 @@ pub(crate) fn cut(
     };
     let mut segments = Vec::new();
     for (origin, range) in &prompt.parts {
-        cutter.segments(*origin, range.clone(), &mut segments)?;
+        let user = prompt.user.iter().skip_while(|span| span.end <= range.start);
+        let user = user.take_while(|span| span.start < range.end);
+        let key =
+            MemoKey::derive(scope, &prompt.text[range.clone()], user.map(|span| apart(span, range.start)));
+        let slices = memo.recall(key, || cutter.segments(range.clone()))?;
+        segments.extend(slices.iter().map(|(slice, ids)| Cut {
+            range: range.start + slice.start..range.start + slice.end,
+            ids: ids.clone(),
+            origin: *origin,
+            live: false,
+        }));
     }
     if segments.last().is_some_and(|last: &Cut| last.range.end == prompt.text.len()) {
         segments.pop();
@@ -62,6 +76,8 @@ pub(crate) fn cut(
     Ok(cutter.cuts)
 }
 
+type Slice = (Range<usize>, Vec<u32>);
+
 struct Cutter<'a> {
     tokeniser: &'a Tokeniser,
     prompt: &'a Marked,
@@ -72,53 +88,50 @@ struct Cutter<'a> {
 }
 
 impl Cutter<'_> {
-    /// The segments of one part, if it is long enough.
-    fn segments(
-        &self,
-        origin: Origin,
-        range: Range<usize>,
-        segments: &mut Vec<Cut>,
-    ) -> Result<(), SegmentError> {
-        let ids = self.tokeniser.encode(&self.prompt.text, range.clone(), &self.prompt.user)?;
-        if ids.len() > self.model.segment_max.0 as usize {
-            return self.split(origin, range, self.model.segment_max.0 as usize, segments);
+    /// The segments of one part, in bytes from its start; none if it is too short.
+    fn segments(&self, part: Range<usize>) -> Result<Vec<Slice>, SegmentError> {
+        let ids = self.tokeniser.encode(&self.prompt.text, part.clone(), &self.prompt.user)?;
+        let mut slices = Vec::new();
+        if ids.len() > self.max() {
+            self.split(&part, part.clone(), self.max(), &mut slices)?;
+        } else if ids.len() >= self.model.segment_min.0 as usize && ids.len() > self.model.seam.0 as usize {
+            slices.push((0..part.len(), ids));
         }
-        if ids.len() >= self.model.segment_min.0 as usize && ids.len() > self.model.seam.0 as usize {
-            segments.push(Cut { range, ids, origin, live: false });
+        Ok(slices)
+    }
+
+    /// Splits `range` of `part` into pieces of about `target` tokens. Tokenised apart, a piece can have a few
+    /// tokens more than it had in the whole: one that then passes the maximum is split again, with a lower
+    /// target.
+    fn split(
+        &self,
+        part: &Range<usize>,
+        range: Range<usize>,
+        target: usize,
+        slices: &mut Vec<Slice>,
+    ) -> Result<(), SegmentError> {
+        let text = &self.prompt.text[range.clone()];
+        let inside = self.controls.iter().skip_while(|control| control.end <= range.start);
+        let inside = inside.take_while(|control| control.start < range.end);
+        let fixed: Vec<_> = inside.map(|control| apart(control, range.start)).collect();
+        let offsets = self.tokeniser.offsets(text)?;
+        for piece in split(text, &offsets, &fixed, self.model.segment_min.0 as usize, target) {
+            let piece = range.start + piece.start..range.start + piece.end;
+            let ids = self.tokeniser.encode(&self.prompt.text, piece.clone(), &self.prompt.user)?;
+            if ids.len() <= self.max() {
+                // What the seam would take whole stays live.
+                if ids.len() > self.model.seam.0 as usize {
+                    slices.push((apart(&piece, part.start), ids));
+                }
+            } else if target > 1 {
+                self.split(part, piece, target * 3 / 4, slices)?;
+            }
         }
         Ok(())
     }
 
-    /// Splits a part into pieces of about `target` tokens. Tokenised apart, a piece can have a few tokens more
-    /// than it had in the whole: one that then passes the maximum is split again, with a lower target.
-    fn split(
-        &self,
-        origin: Origin,
-        range: Range<usize>,
-        target: usize,
-        segments: &mut Vec<Cut>,
-    ) -> Result<(), SegmentError> {
-        let text = &self.prompt.text[range.clone()];
-        let inside = |control: &Range<usize>| {
-            let shifted = control.start.saturating_sub(range.start)..control.end.saturating_sub(range.start);
-            (shifted.end > 0 && shifted.start < text.len()).then_some(shifted)
-        };
-        let fixed: Vec<_> = self.controls.iter().filter_map(inside).collect();
-        let offsets = self.tokeniser.offsets(text)?;
-        let pieces = split(text, &offsets, &fixed, self.model.segment_min.0 as usize, target);
-        let whole = pieces.len() == 1;
-        for piece in pieces {
-            let piece = range.start + piece.start..range.start + piece.end;
-            let ids = self.tokeniser.encode(&self.prompt.text, piece.clone(), &self.prompt.user)?;
-            if ids.len() <= self.model.segment_max.0 as usize {
-                if ids.len() > self.model.seam.0 as usize {
-                    segments.push(Cut { range: piece, ids, origin, live: false });
-                }
-            } else if !whole || target > 1 {
-                self.split(origin, piece, (target * 3 / 4).max(1), segments)?;
-            }
-        }
-        Ok(())
+    fn max(&self) -> usize {
+        self.model.segment_max.0 as usize
     }
 
     /// Live pieces up to `end`.
@@ -168,4 +181,9 @@ impl Cutter<'_> {
         edges.dedup();
         edges
     }
+}
+
+/// `range` counted from `start`.
+fn apart(range: &Range<usize>, start: usize) -> Range<usize> {
+    range.start.saturating_sub(start)..range.end - start
 }

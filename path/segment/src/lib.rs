@@ -20,6 +20,7 @@ mod cut;
 mod detokenise;
 mod error;
 mod mark;
+mod memo;
 mod segmenter;
 mod split;
 mod template;

@@ -14,6 +14,7 @@ use hypic_domain::unit::Tokens;
 use crate::checkpoint::Checkpoint;
 use crate::cut::{Cut, Marked, cut};
 use crate::error::SegmentError;
+use crate::memo::Memo;
 use crate::template::{ChatTemplate, Clock};
 use crate::tokenise::Tokeniser;
 
@@ -29,6 +30,7 @@ pub struct Segmenter {
     vocab: usize,
     end_ids: Vec<u32>,
     untracked: AtomicU64,
+    memo: Memo,
 }
 
 /// How cutting a prompt changed its tokens.
@@ -75,6 +77,7 @@ impl Segmenter {
             vocab: checkpoint.vocab,
             end_ids,
             untracked: AtomicU64::new(0),
+            memo: Memo::default(),
         })
     }
 
@@ -113,7 +116,7 @@ impl Segmenter {
     /// As for [`segment`](Self::segment).
     pub fn cut_changes(&self, prompt: &Prompt) -> Result<CutChanges, SegmentError> {
         let marked = self.marked(prompt)?;
-        let cuts = cut(&self.tokeniser, &marked, &self.model)?;
+        let cuts = cut(&self.tokeniser, &marked, &self.model, &Memo::default(), &Scope::PUBLIC)?;
         let whole = self.tokeniser.encode(&marked.text, 0..marked.text.len(), &marked.user)?;
         let whole: HashSet<(usize, u32)> = self.placed(&whole).into_iter().collect();
         let ids: Vec<u32> = cuts.iter().flat_map(|cut| cut.ids.iter().copied()).collect();
@@ -174,7 +177,7 @@ impl Segmenter {
         identity: &Identity,
         scope: &Scope,
     ) -> Result<Vec<Piece>, SegmentError> {
-        let mut pieces: Vec<Piece> = cut(&self.tokeniser, marked, &self.model)?
+        let mut pieces: Vec<Piece> = cut(&self.tokeniser, marked, &self.model, &self.memo, scope)?
             .into_iter()
             .map(|Cut { ids, origin, live, .. }| {
                 let key = (!live).then(|| SegmentKey::derive(identity, scope, &ids));

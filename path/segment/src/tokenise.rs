@@ -13,6 +13,8 @@ use crate::error::SegmentError;
 struct Control {
     text: String,
     id: u32,
+    /// It takes the white space beside it with it.
+    strips: bool,
 }
 
 /// A byte-level tokenizer, twice: as the checkpoint has it, and without its control tokens.
@@ -47,7 +49,8 @@ impl Tokeniser {
         for (id, token) in full.get_added_tokens_decoder() {
             // Runs of white space can be added tokens, too; they control nothing.
             if !token.content.trim().is_empty() {
-                controls.push(Control { text: token.content, id });
+                let strips = token.lstrip || token.rstrip;
+                controls.push(Control { text: token.content, id, strips });
             }
             if token.special {
                 special.push(id);
@@ -92,19 +95,21 @@ impl Tokeniser {
         }
         let (mut ids, mut at) = (Vec::new(), range.start);
         for (place, control) in found {
-            let Some(id) = control else { continue };
+            let Some(control) = control else { continue };
             ids.extend(self.ordinary(&text[at..place.start])?);
-            ids.push(id);
+            ids.push(control.id);
             at = place.end;
         }
         ids.extend(self.ordinary(&text[at..range.end])?);
         Ok(ids)
     }
 
-    /// Where the template's own control tokens stand in `text`.
+    /// Where the template's own control tokens stand in `text`, without those that take white space with them:
+    /// before all of these a text can be cut without a change to its tokens.
     pub(crate) fn controls(&self, text: &str, user: &[Range<usize>]) -> Vec<Range<usize>> {
         let found = self.scan(text, 0..text.len(), user);
-        found.into_iter().filter(|(_, control)| control.is_some()).map(|(place, _)| place).collect()
+        let clean = |control: Option<&Control>| control.is_some_and(|control| !control.strips);
+        found.into_iter().filter(|(_, control)| clean(*control)).map(|(place, _)| place).collect()
     }
 
     /// Whether `text` spells a control token.
@@ -118,13 +123,13 @@ impl Tokeniser {
         Ok(encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect())
     }
 
-    /// Spelt control tokens in order, with the id where the template alone wrote them.
+    /// Spelt control tokens in order, forged ones without their control.
     fn scan(
         &self,
         text: &str,
         range: Range<usize>,
         user: &[Range<usize>],
-    ) -> Vec<(Range<usize>, Option<u32>)> {
+    ) -> Vec<(Range<usize>, Option<&Control>)> {
         let mut starts = [false; 256];
         for control in &self.controls {
             starts[usize::from(control.text.as_bytes()[0])] = true;
@@ -146,7 +151,7 @@ impl Tokeniser {
             let forged = user.get(next).is_some_and(|span| span.start < place.end);
             // A forged one may overlap a true one behind it.
             at += if forged { 1 } else { control.text.len() };
-            found.push((place, (!forged).then_some(control.id)));
+            found.push((place, (!forged).then_some(control)));
         }
         found
     }

@@ -249,20 +249,21 @@ fn stripped_reasoning_is_a_correct_miss() {
 }
 
 #[test]
-fn speed() {
-    let segmenter = load_tiny();
-    let rows = questions();
-    let docs: Vec<String> = rows[..40].iter().flat_map(|row| question(row).0).collect();
-    let mut parts: Vec<&str> = docs.iter().map(String::as_str).take(100).collect();
-    parts.push("Which?");
-    for _ in 0..3 {
-        let start = std::time::Instant::now();
-        let segmented = segment_chat(&segmenter, chat(vec![says(Role::User, &parts)]));
-        println!(
-            "SPEED {} tokens {} pieces {:?}",
-            segmented.tokens().0,
-            segmented.pieces.len(),
-            start.elapsed()
+fn what_was_cut_before_is_cut_the_same_again() {
+    let (warm, model) = (load_tiny(), ModelFile { segment_max: Tokens(64), ..model() });
+    let long = Segmenter::load(&tiny(), &model, &clock()).unwrap();
+    for row in questions().iter().step_by(40) {
+        let (_, asked) = question(row);
+        let mut turned = asked.clone();
+        turned.messages[1].content.reverse();
+        for segmenter in [&warm, &long] {
+            segment_chat(segmenter, asked.clone());
+        }
+        let again = [&warm, &long].map(|segmenter| segment_chat(segmenter, turned.clone()).pieces);
+        let fresh = Segmenter::load(&tiny(), &model, &clock()).unwrap();
+        assert_eq!(
+            again,
+            [load_tiny(), fresh].map(|segmenter| segment_chat(&segmenter, turned.clone()).pieces)
         );
     }
 }
