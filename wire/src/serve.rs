@@ -105,3 +105,6 @@ impl Connected for Box<dyn Io> {
 
     fn connect_info(&self) {}
 }
+
+#[cfg(test)]
+mod tests;

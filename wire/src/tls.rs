@@ -185,3 +185,6 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error>
     }
     Ok(certificates)
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

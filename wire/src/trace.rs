@@ -50,7 +50,8 @@ pub fn start(service: &'static str, filter: &str, endpoint: Option<&str>) -> Res
     let resource = Resource::builder().with_service_name(service).build();
     let mut provider = SdkTracerProvider::builder().with_resource(resource);
     if let Some(endpoint) = endpoint {
-        let exporter = opentelemetry_otlp::SpanExporter::builder().with_tonic().with_endpoint(endpoint).build();
+        let exporter =
+            opentelemetry_otlp::SpanExporter::builder().with_tonic().with_endpoint(endpoint).build();
         let exporter =
             exporter.map_err(|source| TraceError::Export { endpoint: endpoint.to_owned(), source })?;
         provider = provider.with_batch_exporter(exporter);

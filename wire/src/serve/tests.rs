@@ -1,0 +1,158 @@
+use bytes::{BufMut, Bytes, BytesMut};
+use http_body_util::Full;
+use hypic_domain::id::Epoch;
+use tokio::sync::oneshot;
+use tonic::codec::{Codec, Streaming};
+use tonic::{Code, Request, Response, Status};
+use tonic_prost::ProstCodec;
+
+use super::*;
+use crate::address::HostPort;
+use crate::channel::Channels;
+use crate::proto;
+use crate::status::Refusal;
+use crate::tls::ServerRole;
+use crate::tls::tests::Authority;
+
+/// An index whose answers have the asked size.
+struct Echo;
+
+#[tonic::async_trait]
+impl Index for Echo {
+    async fn locate(
+        &self,
+        request: Request<proto::LocateRequest>,
+    ) -> Result<Response<proto::LocateResponse>, Status> {
+        let proto::LocateRequest { epoch, keys } = request.into_inner();
+        if epoch == 0 {
+            return Err(Refusal::WrongOwner { epoch: Epoch(9) }.into());
+        }
+        if epoch == 1 {
+            return Err(Refusal::Failed { why: "é".repeat(100 << 10) }.into());
+        }
+        let located = keys
+            .iter()
+            .map(|key| proto::Located { building: hex::encode(key), ..Default::default() })
+            .collect();
+        Ok(Response::new(proto::LocateResponse { epoch, located }))
+    }
+
+    async fn announce(
+        &self,
+        _: Request<proto::AnnounceRequest>,
+    ) -> Result<Response<proto::AnnounceResponse>, Status> {
+        Err(Status::unimplemented("not in this test"))
+    }
+
+    async fn grant(&self, _: Request<proto::GrantRequest>) -> Result<Response<proto::GrantResponse>, Status> {
+        Err(Status::unimplemented("not in this test"))
+    }
+}
+
+struct Served {
+    address: String,
+    _stop: oneshot::Sender<()>,
+}
+
+async fn serve_echo(host: &str, security: Security) -> Served {
+    let listener = HostPort { host: host.to_owned(), port: 0 }.listen().await.unwrap();
+    let address = HostPort { host: host.to_owned(), port: listener.local_addr().unwrap().port() }.to_string();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let routes = Routes::new(index(Echo));
+    tokio::spawn(serve(listener, security, routes, async move { drop(stopped.await) }));
+    Served { address, _stop: stop }
+}
+
+fn ask(bytes: usize) -> proto::LocateRequest {
+    proto::LocateRequest { epoch: 5, keys: vec![vec![7; bytes]] }
+}
+
+#[tokio::test]
+async fn messages_over_four_mebibytes_pass_both_ways_over_tls() {
+    let authority = Authority::new();
+    let served = serve_echo("127.0.0.1", authority.security("hypic-agent")).await;
+    let channels = Channels::new(authority.security("hypic-router"));
+    let mut index = channels.index(&served.address).unwrap();
+    // The question is over the default limit, the answer twice that.
+    let answer = index.locate(ask((4 << 20) + 100)).await.unwrap().into_inner();
+    assert_eq!(answer.located[0].building.len(), 2 * ((4 << 20) + 100));
+}
+
+#[tokio::test]
+async fn a_message_over_the_limit_is_refused_and_the_connection_lives() {
+    let served = serve_echo("127.0.0.1", Security::Plain).await;
+    let channels = Channels::new(Security::Plain);
+    let mut index = channels.index(&served.address).unwrap();
+    assert!(index.locate(ask(MESSAGE_LIMIT + 1)).await.is_err());
+    index.locate(ask(10)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_forged_length_is_refused_before_anything_is_allocated() {
+    let mut body = BytesMut::new();
+    body.put_u8(0);
+    body.put_u32(1 << 30);
+    let decoder = ProstCodec::<proto::LocateRequest, proto::LocateRequest>::default().decoder();
+    let body = Full::new(Bytes::from(body));
+    let mut messages = Streaming::new_request(decoder, body, None, Some(MESSAGE_LIMIT));
+    assert_eq!(messages.message().await.unwrap_err().code(), Code::OutOfRange);
+}
+
+#[tokio::test]
+async fn refusals_cross_a_real_connection() {
+    let served = serve_echo("127.0.0.1", Security::Plain).await;
+    let channels = Channels::new(Security::Plain);
+    let mut index = channels.index(&served.address).unwrap();
+    let mut refused = async |epoch| {
+        let status = index.locate(proto::LocateRequest { epoch, keys: Vec::new() }).await.unwrap_err();
+        Refusal::from(status)
+    };
+    assert_eq!(refused(0).await, Refusal::WrongOwner { epoch: Epoch(9) });
+    // 200 KiB of text would not fit into trailers.
+    assert!(matches!(refused(1).await, Refusal::Failed { why } if why.starts_with('é')));
+}
+
+#[tokio::test]
+async fn a_peer_that_is_away_is_unreachable_and_found_again() {
+    let channels = Channels::new(Security::Plain);
+    let listener = HostPort { host: "127.0.0.1".to_owned(), port: 0 }.listen().await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let mut index = channels.index(&address).unwrap();
+    let status = index.locate(ask(1)).await.unwrap_err();
+    assert!(matches!(Refusal::from(status), Refusal::Unreachable { .. }));
+    let listener = address.parse::<HostPort>().unwrap().listen().await.unwrap();
+    tokio::spawn(serve(listener, Security::Plain, Routes::new(super::index(Echo)), std::future::pending()));
+    index.locate(ask(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn ipv6_and_ipv4_addresses_are_dialled_as_written() {
+    let channels = Channels::new(Security::Plain);
+    // A machine without IPv6 has no `::1`; there is nothing to dial then.
+    let ipv6 = HostPort { host: "::1".to_owned(), port: 0 }.listen().await.is_ok();
+    for host in if ipv6 { ["127.0.0.1", "::1"].as_slice() } else { &["127.0.0.1"] } {
+        let served = serve_echo(host, Security::Plain).await;
+        channels.index(&served.address).unwrap().locate(ask(1)).await.unwrap();
+    }
+    assert!(channels.index("fd00::7:7001").is_err());
+}
+
+#[tokio::test]
+async fn a_silent_handshake_does_not_hold_up_the_next() {
+    let authority = Authority::new();
+    let served = serve_echo("127.0.0.1", authority.security("hypic-agent")).await;
+    let _silent = tokio::net::TcpStream::connect(&served.address).await.unwrap();
+    let channels = Channels::new(authority.security("hypic-router"));
+    channels.index(&served.address).unwrap().locate(ask(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_router_is_not_taken_for_an_agent() {
+    let authority = Authority::new();
+    let served = serve_echo("127.0.0.1", authority.security("hypic-router")).await;
+    let channels = Channels::new(authority.security("hypic-agent"));
+    let status = channels.index(&served.address).unwrap().locate(ask(1)).await.unwrap_err();
+    assert!(matches!(Refusal::from(status), Refusal::Unreachable { .. }));
+    drop(channels.fleet(&served.address, ServerRole::Router).unwrap());
+}

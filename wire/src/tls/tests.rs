@@ -1,0 +1,92 @@
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// A throw-away authority; certificates are files, as in production.
+pub(crate) struct Authority {
+    dir: TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
+        Self { dir, issuer }
+    }
+
+    /// Files of a process with that DNS name.
+    pub(crate) fn files(&self, name: &str) -> TlsFiles {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let path = |suffix: &str| self.dir.path().join(format!("{name}.{suffix}"));
+        std::fs::write(path("pem"), certificate.pem()).unwrap();
+        std::fs::write(path("key"), key.serialize_pem()).unwrap();
+        TlsFiles { cert: path("pem"), key: path("key"), ca: self.dir.path().join("ca.pem") }
+    }
+
+    pub(crate) fn security(&self, name: &str) -> Security {
+        self.files(name).load().unwrap()
+    }
+}
+
+/// One round trip of a byte over a real socket; which side failed first is not told apart.
+async fn round_trip(server: Security, client: Security, role: ServerRole) -> io::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let served = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await?;
+        let mut io = server.accept(stream, Protocol::Bulk).await?;
+        let byte = io.read_u8().await?;
+        io.write_u8(byte).await?;
+        io.flush().await
+    });
+    let mut io = client.open(TcpStream::connect(address).await?, Protocol::Bulk, role).await?;
+    io.write_u8(7).await?;
+    io.flush().await?;
+    // A plain client reads the server's alert as data.
+    if io.read_u8().await? != 7 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    served.await.unwrap()
+}
+
+#[tokio::test]
+async fn both_sides_must_be_of_the_same_authority() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let agent = || ours.security("hypic-agent");
+    round_trip(agent(), agent(), ServerRole::Agent).await.unwrap();
+    round_trip(agent(), ours.security("hypic-router"), ServerRole::Agent).await.unwrap();
+    assert!(round_trip(agent(), theirs.security("hypic-router"), ServerRole::Agent).await.is_err());
+    assert!(round_trip(theirs.security("hypic-agent"), agent(), ServerRole::Agent).await.is_err());
+    assert!(round_trip(agent(), Security::Plain, ServerRole::Agent).await.is_err());
+    assert!(round_trip(Security::Plain, agent(), ServerRole::Agent).await.is_err());
+}
+
+#[tokio::test]
+async fn a_server_must_have_the_role_that_is_asked_for() {
+    let ours = Authority::new();
+    let (agent, router) = (ours.security("hypic-agent"), ours.security("hypic-router"));
+    assert!(round_trip(router.clone(), agent.clone(), ServerRole::Agent).await.is_err());
+    round_trip(router, agent, ServerRole::Router).await.unwrap();
+}
+
+#[test]
+fn a_bad_file_is_named() {
+    let ours = Authority::new();
+    let good = ours.files("hypic-agent");
+    let other = ours.files("hypic-router");
+    let missing = TlsFiles { cert: "/nowhere/cert.pem".into(), ..good.clone() };
+    assert!(matches!(missing.load(), Err(Error::ReadPem { path, .. }) if path.ends_with("cert.pem")));
+    let empty = TlsFiles { ca: good.key.clone(), ..good.clone() };
+    assert!(matches!(empty.load(), Err(Error::FindCertificate { path }) if path == good.key));
+    let mixed = TlsFiles { key: other.key, ..good };
+    assert!(matches!(mixed.load(), Err(Error::BuildTls { .. })));
+}
