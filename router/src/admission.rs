@@ -93,13 +93,7 @@ impl Admission {
         let granted = self.shared.grant(&mut state);
         drop(state);
         deliver(granted);
-        Ok(Place {
-            shared: self.shared.clone(),
-            tenant: tenant.clone(),
-            ticket,
-            turn,
-            since: Instant::now(),
-        })
+        Ok(Place { shared: self.shared.clone(), tenant: tenant.clone(), ticket, turn, since: Instant::now() })
     }
 
     /// Requests that run and that wait.
@@ -196,7 +190,8 @@ impl Shared {
     fn grant(self: &Arc<Self>, state: &mut State) -> Vec<(oneshot::Sender<Turn>, Turn)> {
         let mut granted = Vec::new();
         while state.running < self.limits.running {
-            let next = state.order.iter().position(|tenant| state.tenants.get(tenant).is_some_and(Line::may_run));
+            let next =
+                state.order.iter().position(|tenant| state.tenants.get(tenant).is_some_and(Line::may_run));
             let Some(tenant) = next.and_then(|at| state.order.remove(at)) else { break };
             let Some(line) = state.tenants.get_mut(&tenant) else { continue };
             let Some((_, sender)) = line.waiting.pop_front() else { continue };

@@ -1,7 +1,6 @@
 //! Why the router does not start, or stops.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Faults of starting and running; what a client is told is [`crate::refusal::Refusal`].
@@ -44,17 +43,9 @@ pub enum RouterError {
         /// Which file, and why.
         source: hypic_segment::SegmentError,
     },
-    /// A listener.
-    #[error("cannot listen on {address}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// Certificates, or a gRPC listener.
-    #[error("cannot set up the connections of the fleet")]
-    Wire(#[source] hypic_wire::error::WireError),
+    /// Certificates or listeners.
+    #[error("cannot set up the connections")]
+    Connect(#[source] hypic_wire::Error),
     /// A metric registered twice.
     #[error("cannot register the metrics")]
     RegisterMetrics(#[source] prometheus::Error),
@@ -66,6 +57,9 @@ pub enum RouterError {
         /// Why.
         source: opentelemetry_otlp::ExporterBuildError,
     },
+    /// A task of the router panicked.
+    #[error("a part of the router stopped")]
+    RunTask(#[source] tokio::task::JoinError),
     /// The HTTP server ended by itself.
     #[error("the HTTP server stopped")]
     ServeHttp(#[source] io::Error),

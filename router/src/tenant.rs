@@ -56,7 +56,10 @@ impl Policy {
             None | Some("auto") => None,
             Some(name) => Some(Mode::parse(name).ok_or_else(|| {
                 let known: Vec<&str> = Mode::ALL.into_iter().map(Mode::name).collect();
-                Refusal::bad("hypic.mode", format!("'hypic.mode' must be auto or one of {}", known.join(", ")))
+                Refusal::bad(
+                    "hypic.mode",
+                    format!("'hypic.mode' must be auto or one of {}", known.join(", ")),
+                )
             })?),
         };
         let refuse = |mode: Mode| Refusal::Forbid {

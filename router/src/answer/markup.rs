@@ -224,7 +224,8 @@ impl Markup {
         let start = tag + CALL.len();
         let body = self.held[start..].trim_start();
         let body_at = self.held.len() - body.len();
-        if body.is_empty() || (body.len() < xml_call::FUNCTION.len() && xml_call::FUNCTION.starts_with(body)) {
+        if body.is_empty() || (body.len() < xml_call::FUNCTION.len() && xml_call::FUNCTION.starts_with(body))
+        {
             return false;
         }
         if body.starts_with(xml_call::FUNCTION) {

@@ -69,11 +69,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An integer within `range`; a float counts when it is whole.
-    pub(crate) fn integer(
-        &self,
-        name: &str,
-        range: RangeInclusive<i128>,
-    ) -> Result<Option<i128>, Refusal> {
+    pub(crate) fn integer(&self, name: &str, range: RangeInclusive<i128>) -> Result<Option<i128>, Refusal> {
         let Some(value) = self.value(name) else { return Ok(None) };
         integer(value, &self.path(name), range).map(Some)
     }

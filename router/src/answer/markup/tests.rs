@@ -4,7 +4,8 @@ use serde_json::json;
 use super::*;
 
 fn reading(names: &[&str]) -> Reading {
-    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}});
+    let schema =
+        json!({"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}});
     let functions = names.iter().map(|name| ((*name).to_owned(), schema.clone())).collect();
     Reading { functions, ..Reading::default() }
 }

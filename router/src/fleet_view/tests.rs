@@ -1,0 +1,85 @@
+use super::*;
+
+fn entry(id: &str, role: AgentRole) -> AgentEntry {
+    AgentEntry { id: AgentId::from(id), role, control: "[::1]:1".into(), bulk: "[::1]:2".into() }
+}
+
+fn topology(epoch: u64, combine: &[&str]) -> Topology {
+    let agents = combine.iter().map(|id| entry(id, AgentRole::Combine)).collect();
+    Topology { epoch: Epoch(epoch), agents }
+}
+
+fn seen(identity: u8) -> Seen {
+    let spec = ModelSpec {
+        id: "tiny".into(),
+        layers: Vec::new(),
+        hidden: 8,
+        vocab: 16,
+        context: hypic_domain::unit::Tokens(64),
+    };
+    Seen {
+        incarnation: Incarnation(1),
+        identity: Identity([identity; 32]),
+        spec: Arc::new(spec),
+        ready: true,
+        rows_ahead: 0,
+        prefill: Vec::new(),
+        link_bytes_per_ms: 0.0,
+        link_fixed: Millis(0.0),
+        live_share: 1.0,
+    }
+}
+
+#[test]
+fn most_ready_combine_agents_choose_the_identity_and_others_are_left_out() {
+    let view = FleetView::new(topology(1, &["a", "b", "c"]));
+    assert!(!view.snapshot().is_ready());
+    view.saw(&"a".into(), seen(1));
+    assert_eq!(view.snapshot().identity, Some(Identity([1; 32])));
+    view.saw(&"b".into(), seen(2));
+    assert_eq!(view.snapshot().identity, Some(Identity([1; 32])), "a tie changes nothing");
+    view.saw(&"c".into(), seen(2));
+    let snapshot = view.snapshot();
+    assert_eq!(snapshot.identity, Some(Identity([2; 32])));
+    let usable: Vec<&str> = snapshot.usable().map(|agent| agent.entry.id.as_str()).collect();
+    assert_eq!(usable, ["b", "c"]);
+}
+
+#[test]
+fn an_older_topology_is_refused_and_a_newer_one_keeps_what_is_known() {
+    let view = FleetView::new(topology(5, &["a", "b"]));
+    view.saw(&"a".into(), seen(1));
+    assert_eq!(view.adopt(topology(4, &["x"])), (Epoch(5), false));
+    assert_eq!(view.adopt(topology(6, &["a", "c"])), (Epoch(6), true));
+    let snapshot = view.snapshot();
+    assert_eq!(snapshot.ring.epoch(), Epoch(6));
+    assert!(snapshot.agent(&"a".into()).is_some());
+    assert!(snapshot.agent(&"b".into()).is_none());
+    assert!(snapshot.is_ready());
+}
+
+#[test]
+fn a_lost_or_failing_agent_is_not_used() {
+    let view = FleetView::new(topology(1, &["a", "b"]));
+    view.saw(&"a".into(), seen(1));
+    view.saw(&"b".into(), seen(1));
+    view.lost(&"a".into());
+    for _ in 0..3 {
+        view.failed(&"b".into());
+    }
+    assert!(!view.snapshot().is_ready());
+    view.saw(&"a".into(), seen(1));
+    view.worked(&"b".into());
+    view.saw(&"b".into(), seen(1));
+    assert_eq!(view.snapshot().usable().count(), 2);
+}
+
+#[test]
+fn rows_sent_since_the_last_answer_count_as_load() {
+    let view = FleetView::new(topology(1, &["a"]));
+    view.saw(&"a".into(), seen(1));
+    view.sent(&"a".into(), 700);
+    assert_eq!(view.snapshot().agent(&"a".into()).expect("seen").seen.rows_ahead, 700);
+    view.saw(&"a".into(), seen(1));
+    assert_eq!(view.snapshot().agent(&"a".into()).expect("seen").seen.rows_ahead, 0);
+}

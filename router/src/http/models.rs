@@ -1,0 +1,41 @@
+//! `/v1/models`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use serde_json::{Value, json};
+
+use super::exchange::check_key;
+use super::options::cut;
+use crate::refusal::Refusal;
+use crate::serve::Front;
+
+pub(super) async fn list(
+    State(front): State<Arc<Front>>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Refusal> {
+    check_key(&front, &headers)?;
+    Ok(Json(json!({"object": "list", "data": [model(&front)]})))
+}
+
+pub(super) async fn one(
+    State(front): State<Arc<Front>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Refusal> {
+    check_key(&front, &headers)?;
+    if id == front.model.name.as_str() {
+        Ok(Json(model(&front)))
+    } else {
+        Err(Refusal::FindModel { model: cut(&id) })
+    }
+}
+
+fn model(front: &Front) -> Value {
+    json!({
+        "id": front.model.name, "object": "model", "created": 0, "owned_by": "hypic",
+        "max_model_len": front.segmenter.context(),
+    })
+}

@@ -1,0 +1,109 @@
+//! From a checked configuration to a running router, and back down again.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use axum::serve::ListenerExt;
+use hypic_segment::{Clock, Segmenter};
+use hypic_wire::channel::Channels;
+use prometheus::Registry;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::admission::{Admission, CpuWork};
+use crate::args::Config;
+use crate::error::RouterError;
+use crate::fleet_view::push::Push;
+use crate::fleet_view::{FleetView, poll};
+use crate::http;
+use crate::metrics::Metrics;
+use crate::serve::Front;
+
+/// An agent that takes longer than this to tell its load counts as lost.
+const DESCRIBE: Duration = Duration::from_secs(2);
+/// For error events to reach their clients after the drain's end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Serves until `shutdown`; then takes no more connections and lets running answers finish, for a while.
+///
+/// # Errors
+/// A file of the model, a listener, or a server that stops by itself.
+pub async fn run(
+    config: Config,
+    registry: Registry,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), RouterError> {
+    let clock: Clock = Arc::new(SystemTime::now);
+    let path = config.model.path.clone();
+    let segmenter = Segmenter::load(&path, &config.model, &clock)
+        .map_err(|source| RouterError::LoadModel { path, source })?;
+    let metrics = Arc::new(Metrics::new(registry).map_err(RouterError::RegisterMetrics)?);
+    let fleet = Arc::new(FleetView::new(config.topology));
+    let channels = Arc::new(Channels::new(config.security.clone()));
+    let stop = CancellationToken::new();
+
+    let listener = config.listen.listen().await.map_err(RouterError::Connect)?;
+    let control = config.control_listen.listen().await.map_err(RouterError::Connect)?;
+    tracing::info!(listen = %config.listen, control = %config.control_listen, "serving");
+
+    let mut tasks = JoinSet::new();
+    let routes = Routes::new(hypic_wire::serve::fleet(Push { fleet: fleet.clone() }));
+    tasks.spawn(hypic_wire::serve::serve(control, config.security, routes, stop.clone().cancelled_owned()));
+    let polling = poll::run(fleet.clone(), channels.clone(), metrics.clone(), config.poll, DESCRIBE);
+    tasks.spawn(async {
+        polling.await;
+        Ok(())
+    });
+
+    let front = Arc::new(Front {
+        model: config.model,
+        segmenter: Arc::new(segmenter),
+        fleet,
+        channels,
+        admission: Admission::new(config.limits),
+        cpu: CpuWork::new(config.cpu_threads),
+        tenants: config.tenants,
+        secret: config.secret,
+        metrics,
+        bounds: config.bounds,
+        stop: stop.clone(),
+    });
+    let routes = http::routes(front, config.origins);
+    // Tokens are small: waiting to fill a packet would only delay them.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot turn off Nagle's algorithm");
+        }
+    });
+    let draining = {
+        let stop = stop.clone();
+        async move {
+            shutdown.await;
+            tracing::info!(seconds = config.drain.as_secs(), "draining");
+            tokio::spawn(async move {
+                tokio::time::sleep(config.drain).await;
+                stop.cancel();
+            });
+        }
+    };
+    let serving = axum::serve(listener, routes).with_graceful_shutdown(draining).into_future();
+    tokio::select! {
+        served = serving => served.map_err(RouterError::ServeHttp),
+        failed = failure(&mut tasks) => Err(failed),
+        () = async { stop.cancelled().await; tokio::time::sleep(LAST_WORDS).await } => Ok(()),
+    }
+}
+
+/// The failure of a task that should run for ever.
+async fn failure(tasks: &mut JoinSet<Result<(), hypic_wire::Error>>) -> RouterError {
+    while let Some(ended) = tasks.join_next().await {
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(source)) => return RouterError::Connect(source),
+            Err(source) => return RouterError::RunTask(source),
+        }
+    }
+    std::future::pending().await
+}
