@@ -3,6 +3,7 @@
 mod lpt;
 mod prefill;
 mod report;
+mod transport;
 
 use clap::{Parser, Subcommand};
 
@@ -19,11 +20,14 @@ enum Bench {
     Lpt(lpt::Args),
     /// Prefill and decode on the CPU against transformers.
     Prefill(prefill::Args),
+    /// Tensor bytes between two processes, plain and over TLS, against the bare socket.
+    Transport(transport::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Lpt(args) => lpt::run(&args),
         Bench::Prefill(args) => prefill::run(&args),
+        Bench::Transport(args) => transport::run(&args),
     }
 }
