@@ -91,7 +91,7 @@ impl Share {
     /// Lets the worker go on by so many bytes. It may be done already and not listen.
     fn settle(&mut self, bytes: unit::Bytes) {
         self.owed = self.owed.saturating_sub(bytes.0);
-        drop(self.credit.send(bytes));
+        self.credit.send(bytes).ok();
     }
 }
 
