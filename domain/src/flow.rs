@@ -271,6 +271,32 @@ pub enum ColdReason {
     IndexAway,
 }
 
+impl ColdReason {
+    /// Every reason.
+    pub const ALL: [Self; 7] = [
+        Self::Unknown,
+        Self::Stale,
+        Self::FetchFailed,
+        Self::Corrupt,
+        Self::Mismatch,
+        Self::CheaperToBuild,
+        Self::IndexAway,
+    ];
+
+    /// The name in answers, metrics and on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Stale => "stale",
+            Self::FetchFailed => "fetch_failed",
+            Self::Corrupt => "corrupt",
+            Self::Mismatch => "mismatch",
+            Self::CheaperToBuild => "cheaper_to_build",
+            Self::IndexAway => "index_away",
+        }
+    }
+}
+
 /// How one segment was had.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentReport {

@@ -28,10 +28,10 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use hypic_compose::{Ablation, ComposeError, Program};
 use hypic_decode::DecodeError;
 use hypic_domain::flow::Order;
-use hypic_domain::key::{Identity, SegmentKey};
+use hypic_domain::key::{Identity, Scope, SegmentKey};
 use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_domain::tuple::TupleFormat;
-use hypic_domain::unit::{Bytes, Tokens};
+use hypic_domain::unit::{Bytes, Millis, Tokens};
 use hypic_kernels::op::{Device, OpError};
 use hypic_models::model::Model;
 use hypic_store::codec::TupleHead;
@@ -157,8 +157,30 @@ pub enum EngineError {
     ReachEngine,
 }
 
+/// A segment to be built.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Its key.
+    pub key: SegmentKey,
+    /// Whose it is.
+    pub scope: Scope,
+    /// Token ids of the whole segment.
+    pub ids: Vec<u32>,
+}
+
+/// A tuple that the engine built.
+#[derive(Clone, Debug)]
+pub struct BuiltTuple {
+    /// The tuple.
+    pub tuple: StoredTuple,
+    /// Whose it is.
+    pub scope: Scope,
+    /// From its first row to its last; it shared the engine with others meanwhile.
+    pub took: Millis,
+}
+
 /// What becomes of tuples that the engine built. It is called on the engine's thread.
-pub type Publish = Box<dyn Fn(StoredTuple) + Send>;
+pub type Publish = Box<dyn Fn(BuiltTuple) + Send>;
 
 /// A handle of a running engine. The thread ends when all handles and streams are dropped.
 #[derive(Clone)]
@@ -236,11 +258,12 @@ impl Engine {
     }
 
     /// Builds the tuples of whole segments, each from a zero state at position 0.
-    pub fn build(&self, segments: impl IntoIterator<Item = (SegmentKey, Vec<u32>)>) -> BuildStream {
+    pub fn build(&self, segments: impl IntoIterator<Item = Segment>) -> BuildStream {
         let (events, received) = tokio::sync::mpsc::unbounded_channel();
-        for (key, ids) in segments {
+        for segment in segments {
+            let key = segment.key;
             let age = self.next_age.fetch_add(1, Ordering::Relaxed);
-            if !self.doorbell.ring(Command::Build { age, key, ids, events: events.clone() }) {
+            if !self.doorbell.ring(Command::Build { age, segment, events: events.clone() }) {
                 // The reader is right here.
                 let _ = events.send(BuildEvent::Failed { key, error: EngineError::ReachEngine });
             }

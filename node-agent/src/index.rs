@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use hypic_domain::id::{AgentId, Epoch};
 use hypic_domain::key::SegmentKey;
 use hypic_domain::topology::Topology;
+pub use ask::Owners;
 use hypic_lookup::{Announcer, Change, Counts, Granted, Limits, Ring, Shard};
 use hypic_wire::proto;
 use hypic_wire::status::Refusal;

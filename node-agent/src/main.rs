@@ -1,1 +1,39 @@
-fn main() {}
+//! `hypic-node-agent`: flags in, serving until SIGTERM or SIGINT.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use hypic_node_agent::args::Args;
+use hypic_node_agent::run;
+use hypic_wire::trace;
+use prometheus::Registry;
+use tokio::signal::unix::{SignalKind, signal};
+
+fn main() -> ExitCode {
+    match start() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hypic-node-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start() -> Result<()> {
+    let config = Args::parse().check()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    runtime.block_on(async {
+        let _tracing = trace::start("hypic-node-agent", &config.log, config.otlp.as_deref())?;
+        let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+        let shutdown = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        run::run(config, Registry::new(), shutdown).await
+    })
+}

@@ -17,13 +17,13 @@ pub struct Membership {
     /// This life of it.
     pub incarnation: Incarnation,
     /// Connections.
-    pub channels: Channels,
+    pub channels: Arc<Channels>,
     topology: watch::Sender<Arc<Topology>>,
 }
 
 impl Membership {
     /// Starts from the topology of the file.
-    pub fn new(me: AgentId, incarnation: Incarnation, channels: Channels, topology: Topology) -> Self {
+    pub fn new(me: AgentId, incarnation: Incarnation, channels: Arc<Channels>, topology: Topology) -> Self {
         Self { me, incarnation, channels, topology: watch::Sender::new(Arc::new(topology)) }
     }
 

@@ -1,5 +1,6 @@
 //! A checkpoint's folder onto a device.
 
+use std::cell::Cell;
 use std::path::Path;
 
 use hypic_domain::id::ModelId;
@@ -23,6 +24,8 @@ pub struct Loaded<D: Device> {
     pub weights: [u8; 32],
     /// Everything of the architecture that changes a result, in one line.
     pub architecture: String,
+    /// Numbers in all weights on the device: their bytes, in its compute dtype, are the engine's first cost.
+    pub values: u64,
 }
 
 /// Loads the checkpoint in `dir`. Tensors are read one after the other: beside what the device keeps, at most one
@@ -32,7 +35,7 @@ pub struct Loaded<D: Device> {
 /// Names the file and the tensor or the config's key.
 pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>, LoadError> {
     let config = Config::parse(&read_json(&dir.join("config.json"))?, id)?;
-    let mut weights = Weights { device, checkpoint: Checkpoint::open(dir)?, prefix: "" };
+    let mut weights = Weights { device, checkpoint: Checkpoint::open(dir)?, prefix: "", values: Cell::new(0) };
     // Checkpoints with a vision part keep the language model one level deeper.
     weights.prefix = if weights.checkpoint.has("model.language_model.embed_tokens.weight") {
         "model.language_model"
@@ -44,6 +47,7 @@ pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>,
         model: Box::new(model),
         weights: weights.checkpoint.digest(),
         architecture: config.canonical(),
+        values: weights.values.get(),
         spec: config.spec,
     })
 }
@@ -53,6 +57,7 @@ pub(crate) struct Weights<'a, D: Device> {
     device: &'a D,
     checkpoint: Checkpoint,
     prefix: &'static str,
+    values: Cell<u64>,
 }
 
 impl<D: Device> Weights<'_, D> {
@@ -67,6 +72,7 @@ impl<D: Device> Weights<'_, D> {
     }
 
     pub(crate) fn place(&self, stored: &Stored) -> Result<D::Weight, LoadError> {
+        self.values.set(self.values.get() + stored.shape.iter().product::<usize>() as u64);
         let host = HostTensor {
             name: &stored.name,
             shape: stored.shape.clone(),

@@ -12,7 +12,7 @@ use hypic_domain::unit::{Millis, Tokens};
 use hypic_kernels::op::{Device, HostLayer};
 use hypic_kernels::plan::PlacedBody;
 
-use super::EngineError;
+use super::{EngineError, Segment};
 use super::edge::{Age, BuildEvent, Command, Events};
 use super::pool::Lease;
 use super::run::Core;
@@ -30,8 +30,9 @@ impl<D: Device> Core<D> {
             Command::Arrived { age, piece, outcome, by } => self.arrived(age, piece, outcome, by),
             Command::Lost { age, piece, reason } => self.lost(age, Some(piece), reason),
             Command::FeedClosed { age } => self.lost(age, None, ColdReason::Unknown),
-            Command::Build { age, key, ids, events } => {
-                if let Err(error) = self.want_build(age, key, &ids, Some(events.clone())) {
+            Command::Build { age, segment, events } => {
+                let key = segment.key;
+                if let Err(error) = self.want_build(age, &segment, Some(events.clone())) {
                     // One that is gone needs no answer.
                     let _ = events.send(BuildEvent::Failed { key, error });
                 }
@@ -67,6 +68,10 @@ impl<D: Device> Core<D> {
             self.check_ids(&piece.ids)?;
         }
         self.check_ids(&order.answered)?;
+        if self.waiting.len() >= self.config.queue {
+            // Some of them may be gone already.
+            self.sweep();
+        }
         let waiting = self.waiting.len();
         if waiting >= self.config.queue {
             return Err(EngineError::QueueOrder { waiting });
@@ -128,6 +133,7 @@ impl<D: Device> Core<D> {
             prompt: Rc::new(Prompt {
                 request: age,
                 tenant: order.tenant,
+                scope: order.scope,
                 pieces: order.pieces,
                 program,
                 keys,
@@ -209,8 +215,12 @@ impl<D: Device> Core<D> {
             if prompt.bodies[place].layers.ready() == self.layers.len() {
                 continue;
             }
-            let ids = &prompt.pieces[body.piece].ids;
-            if let Err(error) = self.want_build(age, prompt.keys[place], ids, None) {
+            let segment = Segment {
+                key: prompt.keys[place],
+                scope: prompt.scope,
+                ids: prompt.pieces[body.piece].ids.clone(),
+            };
+            if let Err(error) = self.want_build(age, &segment, None) {
                 self.fail_request(age, &error);
             }
         }

@@ -1,15 +1,17 @@
 //! Builds: whole segments from a zero state, their layers given out as they are done.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use hypic_compose::Build as Program;
-use hypic_domain::key::SegmentKey;
+use hypic_domain::key::{Scope, SegmentKey};
+use hypic_domain::unit::Millis;
 use hypic_kernels::op::{Device, Export, HostLayer};
 use hypic_kernels::plan::{BodyLayers, Context, Record, Run};
 use hypic_store::StoreError;
 use hypic_store::codec::{TupleHead, TupleWriter};
 
-use super::EngineError;
+use super::{BuiltTuple, EngineError, Segment};
 use super::edge::{Age, BuildEvent, BuildEvents};
 use super::memory::{Hold, empty_context};
 use super::run::{Core, tuple_head};
@@ -21,6 +23,7 @@ pub(super) struct Build<D: Device> {
     /// That of the oldest request that waits for it.
     pub(super) age: Age,
     pub(super) key: SegmentKey,
+    scope: Scope,
     program: Program,
     head: TupleHead,
     /// Where its layers go for sequences of this engine.
@@ -37,6 +40,7 @@ struct Running<D: Device> {
     hold: Hold<D>,
     recording: Arc<Mutex<D::Recording>>,
     computed: usize,
+    begun: Instant,
 }
 
 impl<D: Device> Build<D> {
@@ -68,6 +72,7 @@ impl<D: Device> Build<D> {
         let offset = step.rows();
         let program = &self.program.program;
         let slice = program.slice(running.computed, rows, &[], offset);
+        running.hold.context.live.extend_from_slice(&program.positions[slice.rows.clone()]);
         let record =
             Record { recording: Arc::clone(&running.recording), body: self.program.recorded(&slice, offset) };
         let run = Run {
@@ -110,10 +115,10 @@ impl<D: Device> Core<D> {
     pub(super) fn want_build(
         &mut self,
         age: Age,
-        key: SegmentKey,
-        ids: &[u32],
+        segment: &Segment,
         listener: Option<BuildEvents>,
     ) -> Result<(), EngineError> {
+        let Segment { key, scope, ref ids } = *segment;
         if let Some(build) = self.builds.iter_mut().find(|build| build.key == key) {
             build.age = build.age.min(age);
             if let Some(listener) = listener {
@@ -135,6 +140,7 @@ impl<D: Device> Core<D> {
             self.builds.push(Build {
                 age,
                 key,
+                scope,
                 program,
                 head,
                 body,
@@ -165,11 +171,11 @@ impl<D: Device> Core<D> {
             }
             let Some(slot) = self.memory.build_slots.take() else { return };
             let mut hold = self.memory.hold(&self.device, slot);
-            let grown = self.memory.grow(&self.device, &mut hold, 0..rows as u32);
+            let has_pages = self.memory.reserve(&self.device, &mut hold, rows);
             match self.device.recording(self.model.spec()) {
-                Ok(recording) if grown => {
+                Ok(recording) if has_pages => {
                     let recording = Arc::new(Mutex::new(recording));
-                    self.builds[place].running = Some(Running { hold, recording, computed: 0 });
+                    self.builds[place].running = Some(Running { hold, recording, computed: 0, begun: Instant::now() });
                 }
                 Ok(_) => return,
                 Err(source) => {
@@ -233,7 +239,9 @@ impl<D: Device> Core<D> {
                 Some(Ok(tuple)) => {
                     self.counters.built += 1;
                     build.tell(BuildEvent::Built { tuple: tuple.clone() });
-                    (self.publish)(tuple);
+                    let begun = build.running.as_ref().map_or_else(Instant::now, |running| running.begun);
+                    let took = Millis(begun.elapsed().as_secs_f64() * 1e3);
+                    (self.publish)(BuiltTuple { tuple, scope: build.scope, took });
                 }
                 Some(Err(source)) => {
                     let (key, error) = (build.key, write_failed(source));

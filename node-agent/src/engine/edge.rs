@@ -15,7 +15,7 @@ use hypic_store::StoredTuple;
 use hypic_store::codec::{Part, TupleHead};
 use tokio::sync::mpsc;
 
-use super::EngineError;
+use super::{EngineError, Segment};
 use super::tuple::decode_layer;
 
 /// Arrival order of requests, and the name of each inside the engine.
@@ -53,8 +53,7 @@ pub(super) enum Command {
     },
     Build {
         age: Age,
-        key: SegmentKey,
-        ids: Vec<u32>,
+        segment: Segment,
         events: BuildEvents,
     },
     /// Something changed outside: a stream was read or dropped.

@@ -85,6 +85,24 @@ pub struct Calibration {
     pub decode: Vec<(Tokens, Millis)>,
 }
 
+impl Calibration {
+    /// Predicted time to prefill so many rows: the measured points, joined by lines and prolonged.
+    pub fn prefill_of(&self, rows: usize) -> Millis {
+        let rows = rows as f64;
+        let point = |(tokens, millis): &(Tokens, Millis)| (f64::from(tokens.0), millis.0);
+        let points: Vec<(f64, f64)> = self.prefill.iter().map(point).collect();
+        match points[..] {
+            [] => Millis(rows),
+            [(at, ms)] => Millis(ms * rows / at.max(1.0)),
+            _ => {
+                let behind = points.partition_point(|(at, _)| *at < rows).clamp(1, points.len() - 1);
+                let ((x0, y0), (x1, y1)) = (points[behind - 1], points[behind]);
+                Millis((y0 + (y1 - y0) * (rows - x0) / (x1 - x0).max(1.0)).max(0.0))
+            }
+        }
+    }
+}
+
 /// Prompts that are timed.
 const PREFILL_ROWS: [u32; 3] = [64, 256, 1024];
 /// Tokens per timed answer.

@@ -111,15 +111,8 @@ impl<D: Device> Memory<D> {
         hold.context.live.len() % self.page_tokens != 0 && hold.pages.last().is_some_and(Lease::is_shared)
     }
 
-    /// Makes room for live tokens at `positions` and appends them. False, and nothing changed, when pages are
-    /// missing.
-    pub(super) fn grow(
-        &mut self,
-        device: &D,
-        hold: &mut Hold<D>,
-        positions: impl ExactSizeIterator<Item = u32>,
-    ) -> bool {
-        let rows = positions.len();
+    /// Makes room for `rows` more live tokens. False, and nothing changed, when pages are missing.
+    pub(super) fn reserve(&mut self, device: &D, hold: &mut Hold<D>, rows: usize) -> bool {
         if self.pages_missing(hold, rows) > 0 {
             return false;
         }
@@ -136,7 +129,6 @@ impl<D: Device> Memory<D> {
             hold.context.pages.push(page.number());
             hold.pages.push(page);
         }
-        hold.context.live.extend(positions);
         true
     }
 }

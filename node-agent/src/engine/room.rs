@@ -13,7 +13,6 @@ impl<D: Device> Core<D> {
     pub(super) fn make_room_for(&mut self, age: Age, rows: usize) -> bool {
         let Some(sequence) = self.running.get(&age) else { return false };
         let Some(hold) = &sequence.hold else { return false };
-        let positions = sequence.share(rows, 0).positions;
         let missing = self.memory.pages_missing(hold, rows);
         // One more than it fills, for the copy of a shared page.
         let needed = self.memory.pages_for(hold.context.live.len() + rows) + 1;
@@ -24,7 +23,7 @@ impl<D: Device> Core<D> {
         let Some(hold) = self.running.get_mut(&age).and_then(|sequence| sequence.hold.as_mut()) else {
             return false;
         };
-        self.memory.grow(&self.device, hold, positions.into_iter())
+        self.memory.reserve(&self.device, hold, rows)
     }
 
     /// Frees pages until `missing` more are free; only running sequences that `may_lose` theirs do.

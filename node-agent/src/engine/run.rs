@@ -49,6 +49,16 @@ impl<D: Device> Parts<D> {
         let (spec, config) = (self.model.spec(), &self.config);
         let count = pages_under_cap(spec, config)?;
         let refused = |source| EngineError::AllocateMemory { source: Arc::new(source) };
+        let idle = Load {
+            slots_free: config.slots,
+            slots_total: config.slots,
+            build_slots_free: config.builds,
+            pages_free: count,
+            pages_total: count,
+            ..Load::default()
+        };
+        // A lock poisoned by a panic still holds plain numbers.
+        *self.load.lock().unwrap_or_else(PoisonError::into_inner) = idle;
         Ok(Allocated {
             states: self.device.states(spec, config.slots + config.builds).map_err(refused)?,
             pages: self.device.pages(spec, count, config.page_tokens).map_err(refused)?,
@@ -354,6 +364,7 @@ impl<D: Device> Sequence<D> {
         hold.context
             .bodies
             .extend(self.prompt.bodies[placed.min(share.bodies)..share.bodies].iter().cloned());
+        hold.context.live.extend(share.positions);
         let rows = step.rows()..step.rows() + share.ids.len();
         let context = std::mem::replace(&mut hold.context, empty_context());
         step.push(&share.ids, Run { rows, slot: hold.slot(), context, ops: share.ops, record: None });

@@ -7,7 +7,7 @@ use hypic_compose::Program;
 use hypic_decode::{Limits, Sampler};
 use hypic_domain::flow::{Piece, SegmentReport, TokenEvent};
 use hypic_domain::id::TenantId;
-use hypic_domain::key::SegmentKey;
+use hypic_domain::key::{Scope, SegmentKey};
 use hypic_domain::sampling::{FinishReason, Sampling};
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::Device;
@@ -24,6 +24,7 @@ pub(super) struct Prompt<D: Device> {
     /// Names the request: the age of its first choice.
     pub(super) request: Age,
     pub(super) tenant: TenantId,
+    pub(super) scope: Scope,
     pub(super) pieces: Vec<Piece>,
     pub(super) program: Program,
     /// Beside the program's bodies.

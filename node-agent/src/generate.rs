@@ -1,0 +1,169 @@
+//! One order, from gathering to tokens: scatter → compose + seam → decode.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use hypic_domain::flow::{ColdReason, Order, SegmentOutcome, Source, TokenEvent};
+use hypic_domain::id::AgentId;
+use hypic_domain::key::Scope;
+use hypic_scatter::{GatherEvent, GatherEvents, Layer};
+use hypic_store::codec::{Manifest, Part};
+use hypic_store::{StoreError, StoredTuple};
+use tokio::task::{AbortHandle, block_in_place};
+use tracing::Instrument;
+
+use crate::agent::Agent;
+use crate::engine::{EngineError, Feed, TokenStream};
+
+/// The tokens of an order. Dropping it ends pulls, remote builds and the engine's work within one step.
+pub struct Answer {
+    tokens: TokenStream,
+    gathering: AbortHandle,
+}
+
+impl Stream for Answer {
+    type Item = Result<TokenEvent, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.tokens).poll_next(cx)
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.gathering.abort();
+    }
+}
+
+/// Starts an order.
+pub fn generate(agent: &Arc<Agent>, mut order: Order) -> Answer {
+    let (feed, tokens) = agent.engine.generate(order.clone());
+    take_what_is_here(agent, &feed, &mut order);
+    let gather = gather(Arc::clone(agent), feed, order).instrument(tracing::info_span!("scatter"));
+    Answer { tokens, gathering: tokio::spawn(gather).abort_handle() }
+}
+
+/// What the router does not know to be here may be here by now; what the engine does not compose needs no source.
+fn take_what_is_here(agent: &Agent, feed: &Feed, order: &mut Order) {
+    let mut sources = vec![None; order.pieces.len()];
+    for (piece, head) in feed.wanted() {
+        let ordered = order.sources.get(piece).cloned().flatten();
+        let here = agent.store.locate(&head.key).is_some();
+        sources[piece] = Some(if here { Source::Local } else { ordered.unwrap_or(Source::BuildHere) });
+    }
+    order.sources = sources;
+}
+
+/// Brings every wanted tuple to the engine, or tells it to build.
+async fn gather(agent: Arc<Agent>, feed: Feed, order: Order) {
+    let gathered = agent.scatter.gather(&order);
+    for (piece, source) in order.sources.iter().enumerate() {
+        if *source == Some(Source::Local) {
+            bring_local(&agent, &feed, piece).await;
+        }
+    }
+    Arrivals { agent: &agent, feed: &feed, scope: &order.scope, parts: HashMap::new() }
+        .follow(gathered.events)
+        .await;
+}
+
+async fn bring_local(agent: &Agent, feed: &Feed, piece: usize) {
+    let Some((_, head)) = feed.wanted().find(|(wanted, _)| *wanted == piece) else { return };
+    match agent.held(head.key, Some(Arc::clone(&head.ids))).await {
+        Ok(hit) => {
+            let outcome = SegmentOutcome::Hit { tier: hit.tier };
+            if let Err(error) = block_in_place(|| feed.tuple(piece, &hit.tuple, outcome, None)) {
+                tracing::warn!(key = %head.key, %error, "a stored tuple cannot be used");
+                agent.store.remove(&head.key);
+                feed.lost(piece, ColdReason::Corrupt);
+            }
+        }
+        // The index, or the look a moment ago, knew more than is true now.
+        Err(ColdReason::Unknown) => feed.lost(piece, ColdReason::Stale),
+        Err(reason) => feed.lost(piece, reason),
+    }
+}
+
+/// What has come of each piece so far.
+struct Arrivals<'a> {
+    agent: &'a Agent,
+    feed: &'a Feed,
+    scope: &'a Scope,
+    parts: HashMap<usize, Vec<Part>>,
+}
+
+impl Arrivals<'_> {
+    async fn follow(mut self, mut events: GatherEvents) {
+        while let Some(event) = events.next().await {
+            match event {
+                GatherEvent::Layer { piece, layer } => self.layer(piece, layer),
+                GatherEvent::Failed { piece, reason, by } => {
+                    tracing::debug!(piece, ?reason, %by, "a source failed");
+                    self.agent.metrics.source_failed(reason);
+                }
+                GatherEvent::Manifest { piece, manifest, by, outcome } => {
+                    self.manifest(piece, &manifest, by, outcome);
+                }
+                GatherEvent::Lost { piece, reason, by: _ } => {
+                    self.parts.remove(&piece);
+                    self.feed.lost(piece, reason);
+                }
+            }
+        }
+    }
+
+    fn layer(&mut self, piece: usize, layer: Layer) {
+        let arrived = self.parts.entry(piece).or_default();
+        // From another source: what follows belongs to another tuple.
+        arrived.retain(|part| part.spec().layer < layer.layer);
+        let parts: Result<Vec<Part>, StoreError> =
+            layer.parts.into_iter().map(|(spec, bytes)| Part::checked_in_transit(spec, bytes)).collect();
+        match parts {
+            Ok(parts) => {
+                // A layer that does not decode shows at the manifest, with the rest of its tuple.
+                if let Err(error) =
+                    block_in_place(|| self.feed.layer(piece, usize::from(layer.layer), &parts))
+                {
+                    tracing::debug!(piece, %error, "a layer cannot be used");
+                }
+                arrived.extend(parts);
+            }
+            Err(error) => tracing::debug!(piece, %error, "a layer cannot be used"),
+        }
+    }
+
+    fn manifest(&mut self, piece: usize, manifest: &[u8], by: AgentId, outcome: SegmentOutcome) {
+        let parts = self.parts.remove(&piece).unwrap_or_default();
+        match self.assemble(piece, manifest, parts) {
+            Ok(tuple) => {
+                self.agent.metrics.received(&tuple);
+                self.agent.keep(&tuple, self.scope);
+                self.feed.arrived(piece, outcome, Some(by));
+            }
+            Err(reason) => {
+                tracing::warn!(piece, ?reason, %by, "a tuple from another agent is of no use");
+                self.agent.metrics.source_failed(reason);
+                self.feed.lost(piece, reason);
+            }
+        }
+    }
+
+    fn assemble(&self, piece: usize, manifest: &[u8], parts: Vec<Part>) -> Result<StoredTuple, ColdReason> {
+        let manifest = Manifest::decode(manifest).map_err(|_| ColdReason::Corrupt)?;
+        let Some((_, head)) = self.feed.wanted().find(|(wanted, _)| *wanted == piece) else {
+            return Err(ColdReason::Mismatch);
+        };
+        let found = &manifest.head;
+        let same = (found.identity, found.key, found.body) == (head.identity, head.key, head.body)
+            && found.ids == head.ids
+            && found.layers == head.layers
+            && found.format == head.format;
+        if !same {
+            return Err(ColdReason::Mismatch);
+        }
+        StoredTuple::assemble(manifest, parts).map_err(|_| ColdReason::Corrupt)
+    }
+}

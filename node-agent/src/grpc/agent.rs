@@ -1,0 +1,202 @@
+//! The agent service: describe, generate, build, lease.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use hypic_domain::id::Epoch;
+use hypic_domain::model::ModelSpec;
+use hypic_domain::topology::AgentRole;
+use hypic_wire::convert::order::{Addressed, BuildOrder};
+use hypic_wire::convert::tuple::{LeasedTuple, not_leased};
+use hypic_wire::convert::{identity, key, to_json};
+use hypic_wire::proto;
+use hypic_wire::proto::agent_server::Agent as Service;
+use hypic_wire::proto::build_request::Message;
+use hypic_wire::status::Refusal;
+use hypic_wire::trace::adopt_grpc;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument;
+
+use crate::agent::Agent;
+use crate::builds;
+use crate::engine::EngineError;
+use crate::generate::generate;
+
+/// Build events that wait for the asker.
+const BUILD_EVENTS: usize = 64;
+/// How soon a refused order may come again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Serves an [`Agent`].
+pub struct AgentService(pub Arc<Agent>);
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Service for AgentService {
+    type GenerateStream = Events<proto::GenerateEvent>;
+    type BuildStream = Events<proto::BuildEvent>;
+
+    async fn describe(
+        &self,
+        request: Request<proto::DescribeRequest>,
+    ) -> Result<Response<proto::DescribeResponse>, Status> {
+        let epoch = self.0.membership.epoch();
+        if Epoch(request.get_ref().epoch) < epoch {
+            return Err(Refusal::OldEpoch { epoch }.into());
+        }
+        Ok(Response::new(describe(&self.0)?))
+    }
+
+    async fn generate(
+        &self,
+        request: Request<proto::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        self.0.ready()?;
+        if self.0.role != AgentRole::Combine {
+            return Err(Refusal::NotServing { why: "a scatter worker composes nothing".to_owned() }.into());
+        }
+        let (metadata, _, request) = request.into_parts();
+        let addressed = Addressed::try_from(request).map_err(Refusal::from)?;
+        self.0.check_identity(&addressed.identity)?;
+        let span = tracing::info_span!("compose", id = %addressed.order.id, mode = addressed.order.mode.name());
+        adopt_grpc(&span, &metadata);
+        self.0.metrics.orders.inc();
+        let answer = span.in_scope(|| generate(&self.0, addressed.order));
+        let events = answer.map(|event| match event {
+            Ok(event) => proto::GenerateEvent::try_from(event)
+                .map_err(|error| Refusal::Failed { why: error.to_string() }.into()),
+            Err(error) => Err(refusal(&error).into()),
+        });
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn build(
+        &self,
+        request: Request<Streaming<proto::BuildRequest>>,
+    ) -> Result<Response<Self::BuildStream>, Status> {
+        self.0.ready()?;
+        let (metadata, _, mut messages) = request.into_parts();
+        let order = match messages.message().await?.and_then(|first| first.message) {
+            Some(Message::Start(start)) => BuildOrder::try_from(start).map_err(Refusal::from)?,
+            _ => return Err(Refusal::Malformed { why: "a build begins with its start".to_owned() }.into()),
+        };
+        self.0.check_identity(&order.identity)?;
+        let span = tracing::info_span!("build", id = %order.id, segments = order.segments.len());
+        adopt_grpc(&span, &metadata);
+        self.0.metrics.build_orders.inc();
+        let (credit, credits) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            // Ends when the asker closes its side or the build no longer listens.
+            while let Ok(Some(proto::BuildRequest { message })) = messages.message().await {
+                if let Some(Message::Credit(proto::Credit { bytes })) = message
+                    && credit.send(bytes).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let (tell, events) = mpsc::channel(BUILD_EVENTS);
+        tokio::spawn(builds::build(Arc::clone(&self.0), order, credits, tell).instrument(span));
+        let events = ReceiverStream::new(events).map(|event| Ok(event.into()));
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn lease(
+        &self,
+        request: Request<proto::LeaseRequest>,
+    ) -> Result<Response<proto::LeaseResponse>, Status> {
+        let proto::LeaseRequest { epoch: _, identity: asked, keys, ttl_ms } = request.into_inner();
+        self.0.check_identity(&identity(&asked).map_err(Refusal::from)?)?;
+        let mut leased = Vec::with_capacity(keys.len());
+        for bytes in keys {
+            let key = key("key", &bytes).map_err(Refusal::from)?;
+            leased.push(match self.0.held(key, None).await {
+                Ok(hit) => {
+                    let parts = hit.tuple.parts().to_vec();
+                    let specs = parts.iter().map(|part| part.spec().clone()).collect();
+                    let (lease, ticket) = self.0.leases.grant(key, parts, Duration::from_millis(ttl_ms));
+                    let manifest = hit.tuple.encoded_manifest().clone();
+                    LeasedTuple { key, manifest, lease, ticket, parts: specs }.into()
+                }
+                Err(_) => not_leased(key),
+            });
+        }
+        let incarnation = self.0.membership.incarnation.0;
+        Ok(Response::new(proto::LeaseResponse { leased, incarnation }))
+    }
+
+    async fn release(
+        &self,
+        request: Request<proto::ReleaseRequest>,
+    ) -> Result<Response<proto::ReleaseResponse>, Status> {
+        for lease in request.into_inner().leases {
+            self.0.leases.release(lease);
+        }
+        Ok(Response::new(proto::ReleaseResponse {}))
+    }
+}
+
+fn describe(agent: &Agent) -> Result<proto::DescribeResponse, Refusal> {
+    let load = agent.engine.load();
+    let spec: &ModelSpec = agent.engine.spec();
+    let points = |points: &[(hypic_domain::unit::Tokens, hypic_domain::unit::Millis)]| {
+        points.iter().map(|(rows, ms)| proto::CurvePoint { rows: rows.0, ms: ms.0 }).collect()
+    };
+    let calibration = agent.calibration.get().map(|measured| proto::Calibration {
+        prefill: points(&measured.prefill),
+        decode: points(&measured.decode),
+        link_bytes_per_ms: agent.metrics.link_bytes_per_ms(),
+        link_fixed_ms: agent.metrics.link_fixed_ms(),
+    });
+    Ok(proto::DescribeResponse {
+        epoch: agent.membership.epoch().0,
+        agent: agent.membership.me.0.clone(),
+        incarnation: agent.membership.incarnation.0,
+        role: proto::AgentRole::from(agent.role).into(),
+        identity: agent.identity.0.to_vec(),
+        model_spec: to_json("model_spec", spec)?,
+        model_file: to_json("model_file", &agent.model)?,
+        ready: agent.ready().is_ok(),
+        load: Some(proto::Load {
+            rows_ahead: load.rows_ahead,
+            running: load.running as u32,
+            queued: load.queued as u32,
+            slots_free: load.slots_free as u32,
+            slots_total: load.slots_total as u32,
+            pages_free: load.pages_free as u64,
+            pages_total: load.pages_total as u64,
+        }),
+        calibration,
+        live_share: load.live_share().unwrap_or(1.0),
+    })
+}
+
+/// What an engine's error means to the asker.
+fn refusal(error: &EngineError) -> Refusal {
+    match error {
+        EngineError::ComposeOrder { .. }
+        | EngineError::ReadOrder { .. }
+        | EngineError::FitContext { .. }
+        | EngineError::FitPages { .. } => Refusal::Malformed { why: chain(error) },
+        EngineError::QueueOrder { .. } => Refusal::Busy { retry: RETRY },
+        EngineError::ReachEngine => Refusal::NotServing { why: chain(error) },
+        _ => Refusal::Failed { why: chain(error) },
+    }
+}
+
+/// The message with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        cause = source.source();
+    }
+    text
+}
