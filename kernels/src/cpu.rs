@@ -25,7 +25,7 @@ use memory::LayerPages;
 pub use memory::{LayerParts, Pages, Recording, SlotState, States, Tensor, Weight};
 
 /// Multiplications under which handing work to threads costs more than it saves.
-const SMALL: usize = 1 << 18;
+const SMALL: usize = 1 << 20;
 
 /// The device.
 pub struct CpuDevice {

@@ -4,6 +4,8 @@
 //! of the machine. A weight is brought into panel form once, at load. Every element is summed in the order of
 //! the inner dimension, whatever else is computed beside it, so that a row's result does not depend on its neighbours.
 
+use std::cell::RefCell;
+
 use pulp::{Arch, Simd, WithSimd};
 
 /// Columns of a panel: two AVX registers.
@@ -14,6 +16,11 @@ const ROWS: usize = 6;
 const DEPTH: usize = 256;
 /// Rows whose interleaved copy (96 KiB) stays in the second cache.
 const BLOCK: usize = 96;
+
+thread_local! {
+    /// A block of the left operand, interleaved. One per thread: clearing it anew would cost as much as a small product.
+    static INTERLEAVED: RefCell<Vec<f32>> = RefCell::new(vec![0.0; BLOCK * DEPTH]);
+}
 
 /// The left operand: element `(row, inner)` is `values[row * row_step + inner * inner_step]`.
 #[derive(Clone, Copy)]
@@ -85,7 +92,9 @@ pub(crate) fn product(
     out: &mut [f32],
     (out_step, into): (usize, Into),
 ) {
-    arch.dispatch(Product { size, left, right, out, out_step, into });
+    INTERLEAVED.with_borrow_mut(|interleaved| {
+        arch.dispatch(Product { size, left, right, out, out_step, into, interleaved });
+    });
 }
 
 struct Product<'a> {
@@ -95,6 +104,7 @@ struct Product<'a> {
     out: &'a mut [f32],
     out_step: usize,
     into: Into,
+    interleaved: &'a mut [f32],
 }
 
 impl WithSimd for Product<'_> {
@@ -115,14 +125,13 @@ impl WithSimd for Product<'_> {
 impl Product<'_> {
     #[inline(always)]
     fn run<S: Simd, const V: usize>(self, simd: S) {
-        let Self { size, left, right, out, out_step, into } = self;
-        let mut interleaved = [0.0_f32; BLOCK * DEPTH];
+        let Self { size, left, right, out, out_step, into, interleaved } = self;
         for first in (0..size.inner.max(1)).step_by(DEPTH) {
             let depth = DEPTH.min(size.inner - first);
             let into = if first == 0 { into } else { Into::Add };
             for block in (0..size.rows).step_by(BLOCK) {
                 let rows = BLOCK.min(size.rows - block);
-                interleave(left, block, rows, first, depth, &mut interleaved);
+                interleave(left, block, rows, first, depth, interleaved);
                 for column in (0..size.columns).step_by(PANEL) {
                     let at = column / PANEL * right.panel_step + first * right.inner_step;
                     let panel = &right.values[at.min(right.values.len())..];
