@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 
 use crate::admission::Limits;
 use crate::error::RouterError;
+use crate::front::Bounds;
 use crate::http::Origins;
-use crate::serve::Bounds;
 use crate::tenant::{Policy, Tenants};
 
 /// Answers OpenAI requests with a fleet of node-agents.

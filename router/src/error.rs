@@ -49,14 +49,6 @@ pub enum RouterError {
     /// A metric registered twice.
     #[error("cannot register the metrics")]
     RegisterMetrics(#[source] prometheus::Error),
-    /// The exporter of traces.
-    #[error("cannot export traces to '{endpoint}'")]
-    ExportTraces {
-        /// The collector.
-        endpoint: String,
-        /// Why.
-        source: opentelemetry_otlp::ExporterBuildError,
-    },
     /// A task of the router panicked.
     #[error("a part of the router stopped")]
     RunTask(#[source] tokio::task::JoinError),

@@ -14,13 +14,13 @@ use hypic_wire::convert::order::Addressed;
 use hypic_wire::convert::token::from_event;
 use hypic_wire::proto::GenerateRequest;
 use hypic_wire::status::Refusal as PeerRefusal;
+use hypic_wire::trace;
 use tokio::sync::mpsc;
 
 use crate::answer::{Answer, Delta, Finish, Scored, ScoredToken};
+use crate::front::Step;
 use crate::metrics::{Metrics, observe};
 use crate::refusal::Refusal;
-use crate::serve::Step;
-use crate::trace;
 
 /// JSON has no infinity: what a client reads for a token that cannot be drawn.
 const LOWEST: f32 = -9999.0;

@@ -24,8 +24,8 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
 
+use crate::front::Front;
 use crate::refusal::Refusal;
-use crate::serve::Front;
 
 pub use cors::Origins;
 

@@ -15,6 +15,7 @@ pub mod answer;
 pub mod args;
 pub mod error;
 pub mod fleet_view;
+pub mod front;
 pub mod http;
 pub mod lookup;
 pub mod metrics;
@@ -23,6 +24,5 @@ pub mod run;
 pub mod schedule;
 pub mod serve;
 pub mod tenant;
-pub mod trace;
 
 mod generate;

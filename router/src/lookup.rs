@@ -12,10 +12,10 @@ use hypic_domain::topology::AgentEntry;
 use hypic_wire::channel::Channels;
 use hypic_wire::proto::LocateRequest;
 use hypic_wire::status::Refusal as PeerRefusal;
+use hypic_wire::trace;
 
 use crate::fleet_view::{FleetView, Snapshot};
 use crate::metrics::Metrics;
-use crate::trace;
 
 /// Questions to owners, and once more to replicas or by a newer topology.
 const ROUNDS: usize = 2;

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use hypic_router::args::Args;
-use hypic_router::{run, trace};
+use hypic_router::run;
+use hypic_wire::trace;
 use prometheus::Registry;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     match start() {
@@ -22,11 +22,10 @@ fn main() -> ExitCode {
 
 fn start() -> Result<()> {
     let config = Args::parse().check()?;
-    let filter = EnvFilter::try_new(&config.log).context("read --log")?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(async {
-        let _tracing = trace::start(filter, config.otlp.as_deref())?;
+        let _tracing = trace::start("hypic-router", &config.log, config.otlp.as_deref())?;
         let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
         let shutdown = async move {

@@ -17,9 +17,9 @@ use crate::args::Config;
 use crate::error::RouterError;
 use crate::fleet_view::push::Push;
 use crate::fleet_view::{FleetView, poll};
+use crate::front::Front;
 use crate::http;
 use crate::metrics::Metrics;
-use crate::serve::Front;
 
 /// An agent that takes longer than this to tell its load counts as lost.
 const DESCRIBE: Duration = Duration::from_secs(2);

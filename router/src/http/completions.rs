@@ -12,8 +12,8 @@ use super::options::{MOST_TOP, Options};
 use super::scores;
 use crate::answer::markup::{Fragment, Reading};
 use crate::answer::{Delta, Finish};
+use crate::front::Question;
 use crate::refusal::Refusal;
-use crate::serve::Question;
 
 /// The plain endpoint.
 pub(super) struct Completions;

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hypic_domain::unit::Millis;
+use hypic_wire::trace;
 use serde_json::{Value, json};
 use tracing::{Instrument, info_span};
 
@@ -25,10 +26,10 @@ use super::fields::Fields;
 use super::options::cut;
 use super::{sse, usage};
 use crate::answer::{Delta, Finish};
+use crate::front::{Front, Question, Served, Step};
 use crate::refusal::Refusal;
-use crate::serve::{Front, Question, Served, Step, serve};
+use crate::serve::serve;
 use crate::tenant::Policy;
-use crate::trace;
 
 /// A body must arrive within this time.
 const BODY_TIME: Duration = Duration::from_secs(60);
@@ -86,7 +87,7 @@ pub(super) async fn completions(
 
 async fn exchange<S: Shape>(front: Arc<Front>, request: Request) -> Result<Response, Refusal> {
     let span = info_span!("request", endpoint = S::ENDPOINT);
-    trace::adopt(&span, request.headers());
+    trace::adopt_http(&span, request.headers());
     exchange_in_span::<S>(front, request).instrument(span).await
 }
 

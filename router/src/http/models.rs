@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::exchange::check_key;
 use super::options::cut;
+use crate::front::Front;
 use crate::refusal::Refusal;
-use crate::serve::Front;
 
 pub(super) async fn list(
     State(front): State<Arc<Front>>,

@@ -6,8 +6,8 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
+use crate::front::Front;
 use crate::refusal::Refusal;
-use crate::serve::Front;
 
 /// The process answers.
 pub(super) async fn healthz() -> &'static str {

@@ -15,9 +15,9 @@ use std::marker::PhantomData;
 
 use super::exchange::{Head, Shape, server_timing};
 use super::{CountedAtEnd, errors, usage};
+use crate::front::{Front, Served, Step};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
-use crate::serve::{Front, Served, Step};
 
 /// A comment: proxies see bytes, clients see nothing.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";

@@ -3,8 +3,8 @@
 use hypic_domain::flow::SegmentOutcome;
 use serde_json::{Map, Value, json};
 
+use crate::front::Account;
 use crate::metrics::cold_name;
-use crate::serve::Account;
 
 /// `usage`.
 pub(super) fn usage(account: &Account) -> Value {

@@ -1,0 +1,173 @@
+//! A router with stub agents, each on a socket of its own.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use hypic_domain::flow::Mode;
+use hypic_domain::id::{AgentId, Epoch, ModelId};
+use hypic_domain::serving::ModelFile;
+use hypic_domain::topology::{AgentEntry, AgentRole, Topology};
+use hypic_domain::unit::Tokens;
+use hypic_router::admission::{Admission, CpuWork, Limits};
+use hypic_router::fleet_view::{FleetView, poll};
+use hypic_router::front::{Bounds, Front};
+use hypic_router::http::{Origins, routes};
+use hypic_router::metrics::Metrics;
+use hypic_router::tenant::{Policy, Tenants};
+use hypic_segment::{Clock, Segmenter};
+use hypic_wire::channel::Channels;
+use hypic_wire::tls::Security;
+use prometheus::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::client::KEY;
+use crate::stub::Stub;
+
+/// What a rig can differ in.
+pub struct Settings {
+    pub agents: usize,
+    pub limits: Limits,
+    pub bounds: Bounds,
+    pub name: &'static str,
+    pub origins: Vec<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            agents: 1,
+            limits: Limits { running: 64, queued: 64 },
+            bounds: Bounds {
+                body: 1 << 20,
+                deadline: Duration::from_secs(50),
+                lookup: Duration::from_secs(5),
+                keep_alive: Duration::from_secs(20),
+            },
+            name: "hypic-tiny",
+            origins: Vec::new(),
+        }
+    }
+}
+
+pub struct Rig {
+    pub address: SocketAddr,
+    pub front: Arc<Front>,
+    pub agents: Vec<Stub>,
+    pub segmenter: Arc<Segmenter>,
+}
+
+/// The common case: one agent that answers `text`.
+pub async fn answering(text: &str) -> Rig {
+    let rig = Rig::start(Settings::default()).await;
+    rig.answer(text);
+    rig
+}
+
+impl Rig {
+    pub async fn start(settings: Settings) -> Self {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/hypic-tiny");
+        let model = ModelFile {
+            name: ModelId::from(settings.name),
+            path: path.clone(),
+            seam: Tokens(8),
+            segment_min: Tokens(16),
+            segment_max: Tokens(1024),
+            format: hypic_domain::tuple::TupleFormat::default(),
+            policy: Mode::Pic,
+            separator: "<<hypic>>".to_owned(),
+            snapshot_min: Tokens(64),
+        };
+        let clock: Clock = Arc::new(SystemTime::now);
+        let segmenter = Arc::new(Segmenter::load(&path, &model, &clock).expect("hypic-tiny loads"));
+        let (mut agents, mut entries) = (Vec::new(), Vec::new());
+        for place in 0..settings.agents {
+            let agent = Stub::new(&format!("combine-{place}"));
+            let address = serve_agent(agent.clone()).await.to_string();
+            entries.push(AgentEntry {
+                id: AgentId(agent.name.clone()),
+                role: AgentRole::Combine,
+                control: address.clone(),
+                bulk: address,
+            });
+            agents.push(agent);
+        }
+        let fleet = Arc::new(FleetView::new(Topology { epoch: Epoch(1), agents: entries }));
+        let channels = Arc::new(Channels::new(Security::Plain));
+        poll::round(&fleet, &channels, Duration::from_secs(20)).await;
+        let policy = Policy {
+            tenant: "test".into(),
+            pinned: None,
+            modes: vec![Mode::Recompute, Mode::Prefix, Mode::Pic],
+            public: false,
+            concurrent: None,
+        };
+        let front = Arc::new(Front {
+            model,
+            segmenter: segmenter.clone(),
+            fleet,
+            channels,
+            admission: Admission::new(settings.limits),
+            cpu: CpuWork::new(2),
+            tenants: Tenants::Keys(vec![(blake3::hash(KEY.as_bytes()), policy)]),
+            secret: [7; 32],
+            metrics: Arc::new(Metrics::new(Registry::new()).expect("registers")),
+            bounds: settings.bounds,
+            stop: CancellationToken::new(),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let address = listener.local_addr().expect("bound");
+        let routes = routes(front.clone(), Origins { allowed: settings.origins });
+        tokio::spawn(async move { axum::serve(listener, routes).await.expect("serves") });
+        Self { address, front, agents, segmenter }
+    }
+
+    /// All agents answer `text`, byte by byte.
+    pub fn answer(&self, text: &str) {
+        let ids = self.ids(text);
+        for agent in &self.agents {
+            agent.script(|script| script.ids.clone_from(&ids));
+        }
+    }
+
+    /// One id per byte of `text`.
+    pub fn ids(&self, text: &str) -> Vec<u32> {
+        let id = |byte| self.segmenter.tokeniser().id(&byte_token(byte).to_string()).expect("a byte token");
+        text.bytes().map(id).collect()
+    }
+
+    /// Waits until nothing runs or waits any more.
+    pub async fn wait_idle(&self) {
+        for _ in 0..400 {
+            let agents = self.agents.iter().map(Stub::running).sum::<usize>();
+            if agents == 0 && self.front.admission.counts() == (0, 0) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        panic!("something still runs: {:?}", self.front.admission.counts());
+    }
+}
+
+/// The character that byte-level vocabularies write for a byte: itself where it prints, else the next free
+/// one from U+0100 on.
+fn byte_token(byte: u8) -> char {
+    let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if prints(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|byte| !prints(*byte)).count() as u32;
+    char::from_u32(0x100 + before).expect("a character")
+}
+
+async fn serve_agent(agent: Stub) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let address = listener.local_addr().expect("bound");
+    let routes =
+        Routes::new(hypic_wire::serve::agent(agent.clone())).add_service(hypic_wire::serve::index(agent));
+    tokio::spawn(hypic_wire::serve::serve(listener, Security::Plain, routes, std::future::pending()));
+    address
+}
