@@ -232,13 +232,6 @@ impl Index for Stub {
         Err(Status::unimplemented("a stub keeps no index"))
     }
 
-    async fn dump(
-        &self,
-        _: Request<Streaming<proto::DumpPage>>,
-    ) -> Result<Response<proto::AnnounceResponse>, Status> {
-        Err(Status::unimplemented("a stub keeps no index"))
-    }
-
     async fn grant(&self, _: Request<proto::GrantRequest>) -> Result<Response<proto::GrantResponse>, Status> {
         Err(Status::unimplemented("a stub keeps no index"))
     }
