@@ -12,11 +12,11 @@ use hypic_domain::unit::{Millis, Tokens};
 use hypic_kernels::op::{Device, HostLayer};
 use hypic_kernels::plan::PlacedBody;
 
-use super::{EngineError, Segment};
 use super::edge::{Age, BuildEvent, Command, Events};
 use super::pool::Lease;
 use super::run::Core;
 use super::sequence::{Lead, Prompt, Sequence};
+use super::{EngineError, Segment};
 
 /// Longest deadline that is kept: beyond it, `Instant` may not reach.
 const LONGEST: Duration = Duration::from_secs(86_400);

@@ -11,12 +11,12 @@ use hypic_kernels::plan::{BodyLayers, Context, Record, Run};
 use hypic_store::StoreError;
 use hypic_store::codec::{TupleHead, TupleWriter};
 
-use super::{BuiltTuple, EngineError, Segment};
 use super::edge::{Age, BuildEvent, BuildEvents};
 use super::memory::{Hold, empty_context};
 use super::run::{Core, tuple_head};
 use super::step::Step;
 use super::tuple::{decode_layer, layer_values};
+use super::{BuiltTuple, EngineError, Segment};
 
 /// One segment to be built, for whoever asked.
 pub(super) struct Build<D: Device> {
@@ -175,7 +175,8 @@ impl<D: Device> Core<D> {
             match self.device.recording(self.model.spec()) {
                 Ok(recording) if has_pages => {
                     let recording = Arc::new(Mutex::new(recording));
-                    self.builds[place].running = Some(Running { hold, recording, computed: 0, begun: Instant::now() });
+                    self.builds[place].running =
+                        Some(Running { hold, recording, computed: 0, begun: Instant::now() });
                 }
                 Ok(_) => return,
                 Err(source) => {

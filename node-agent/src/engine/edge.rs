@@ -15,8 +15,8 @@ use hypic_store::StoredTuple;
 use hypic_store::codec::{Part, TupleHead};
 use tokio::sync::mpsc;
 
-use super::{EngineError, Segment};
 use super::tuple::decode_layer;
+use super::{EngineError, Segment};
 
 /// Arrival order of requests, and the name of each inside the engine.
 pub(super) type Age = u64;

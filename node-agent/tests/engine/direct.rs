@@ -143,12 +143,7 @@ pub fn recompute(fixture: &Fixture, pieces: &[Piece]) -> End {
 }
 
 /// The prompt composed of the given bodies.
-pub fn compose(
-    fixture: &Fixture,
-    pieces: &[Piece],
-    seam: u32,
-    bodies: &[Arc<BodyLayers<CpuDevice>>],
-) -> End {
+pub fn compose(fixture: &Fixture, pieces: &[Piece], seam: u32, bodies: &[Arc<BodyLayers<CpuDevice>>]) -> End {
     let program = Program::of_prompt(pieces, Mode::Pic, seam, Ablation::None).unwrap();
     let placed: Vec<_> = program
         .bodies

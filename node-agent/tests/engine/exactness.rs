@@ -6,9 +6,7 @@ use hypic_domain::tuple::TupleFormat;
 use hypic_domain::unit::Bytes;
 
 use crate::direct::{build_alone, build_in_context, compose, recompute, relative};
-use crate::harness::{
-    Fixture, greedy, order, questions, random, random_pieces, tiny, with_boundaries,
-};
+use crate::harness::{Fixture, greedy, order, questions, random, random_pieces, tiny, with_boundaries};
 
 /// Relative state error of one layer against full recompute, for several seams.
 fn state_errors(fixture: &Fixture, pieces: &[Piece], layer: usize, seams: &[u32]) -> Vec<f64> {
@@ -66,11 +64,9 @@ fn bodies_of_the_true_context_compose_to_the_recomputed_prompt_at_every_layer() 
 #[test]
 fn a_hit_and_a_miss_give_the_same_bits() {
     let everything = Sampling { logprobs: Some(u32::MAX), ..greedy(4) };
-    for (fixture, format) in [
-        (tiny(), TupleFormat::default()),
-        (tiny(), TupleFormat::EXACT),
-        (random(), TupleFormat::default()),
-    ] {
+    for (fixture, format) in
+        [(tiny(), TupleFormat::default()), (tiny(), TupleFormat::EXACT), (random(), TupleFormat::default())]
+    {
         // Few rows a step, so that everything is computed in several slices.
         let agent = fixture.engine(|config| (config.format, config.rows) = (format, 48));
         let pieces = random_pieces(3, fixture.spec().vocab, 70, &[100, 33, 64, 9, 250], 60);

@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use flate2::read::GzDecoder;
 use hypic_compose::Ablation;
 use hypic_domain::flow::{
-    ColdReason, DrawnToken, Mode, Order, Origin, Piece, ReadyState, Request, SegmentOutcome, SegmentedRequest,
-    TokenEvent,
+    ColdReason, DrawnToken, Mode, Order, Origin, Piece, ReadyState, Request, SegmentOutcome,
+    SegmentedRequest, TokenEvent,
 };
 use hypic_domain::key::{Identity, Scope, SegmentKey};
 use hypic_domain::model::ModelSpec;

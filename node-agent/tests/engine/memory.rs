@@ -64,8 +64,7 @@ fn what_can_never_fit_is_refused_and_what_fits_alone_ends_at_the_edge() {
     agent.assert_all_free();
     let mut config = fixture.config();
     config.memory = Bytes(10_000);
-    let refused =
-        Engine::start(fixture.device.clone(), fixture.model.clone(), config, Box::new(|_| {}));
+    let refused = Engine::start(fixture.device.clone(), fixture.model.clone(), config, Box::new(|_| {}));
     assert!(matches!(refused.map(|_| ()), Err(EngineError::FitMemory { .. })));
 }
 
@@ -136,9 +135,8 @@ fn a_reused_slot_remembers_nothing() {
     let fixture = random();
     let single = |config: &mut EngineConfig| (config.slots, config.builds) = (1, 1);
     let everything = Sampling { logprobs: Some(u32::MAX), frequency_penalty: 0.5, ..greedy(3) };
-    let mut later: Vec<Order> = (1..=4)
-        .map(|len| order(vec![live(vec![7; len])], Mode::Recompute, everything.clone()))
-        .collect();
+    let mut later: Vec<Order> =
+        (1..=4).map(|len| order(vec![live(vec![7; len])], Mode::Recompute, everything.clone())).collect();
     let mut composed = random_pieces(60, fixture.spec().vocab, 0, &[40, 30], 4);
     composed.remove(0);
     later.push(order(composed.clone(), Mode::Pic, everything.clone()));

@@ -29,9 +29,8 @@ struct Cell {
 /// First answer tokens of all `questions`, with the whole distribution.
 fn first_tokens(agent: &Agent, tuples: &Tuples, questions: &[Question], mode: Mode) -> Vec<Answer> {
     let everything = Sampling { logprobs: Some(u32::MAX), ..greedy(1) };
-    let begin = |question: &Question| {
-        agent.begin(order(question.pieces.clone(), mode, everything.clone()), tuples)
-    };
+    let begin =
+        |question: &Question| agent.begin(order(question.pieces.clone(), mode, everything.clone()), tuples);
     let streams: Vec<_> = questions.iter().map(begin).collect();
     streams.into_iter().map(|stream| finish(stream).unwrap()).collect()
 }

@@ -82,7 +82,10 @@ fn an_answer_ends_where_it_should() {
     let stop = plain.ids()[3];
     let before = plain.ids().iter().position(|id| *id == stop).unwrap();
     let stopped = ask(Sampling { stop_ids: vec![stop], ..greedy(8) });
-    assert_eq!((stopped.ids(), stopped.finished[0]), (plain.ids()[..before].to_vec(), Some(FinishReason::Stop)));
+    assert_eq!(
+        (stopped.ids(), stopped.finished[0]),
+        (plain.ids()[..before].to_vec(), Some(FinishReason::Stop))
+    );
     let late = ask(Sampling { stop_ids: vec![stop], min_tokens: Tokens(6), ..greedy(8) });
     assert!(late.ids().len() >= 6);
 }
@@ -204,12 +207,17 @@ fn a_composition_follows_its_tuples_layer_by_layer_and_holds_up_nobody() {
     let ask = order(pieces, Mode::Pic, greedy(4));
     let expected = agent.ask(ask.clone()).unwrap();
     let (feed, stream) = agent.engine.generate(ask);
-    let wanted: Vec<_> = feed.wanted().map(|(piece, head)| (piece, agent.tuples.find(&head.key).unwrap())).collect();
+    let wanted: Vec<_> =
+        feed.wanted().map(|(piece, head)| (piece, agent.tuples.find(&head.key).unwrap())).collect();
     let mut composed = agent.engine.load().counters.rows_composed;
     for layer in 0..fixture.spec().layers.len() {
         for (piece, tuple) in &wanted {
-            let parts: Vec<_> =
-                tuple.parts().iter().filter(|part| usize::from(part.spec().layer) == layer).cloned().collect();
+            let parts: Vec<_> = tuple
+                .parts()
+                .iter()
+                .filter(|part| usize::from(part.spec().layer) == layer)
+                .cloned()
+                .collect();
             feed.layer(*piece, layer, &parts).unwrap();
         }
         // Others are served in between.
