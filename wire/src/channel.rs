@@ -17,8 +17,12 @@ use crate::tls::{Protocol, Security, ServerRole};
 /// Largest message, on both sides of every service. A prompt of a million tokens takes 5 MiB; what can grow
 /// further (index dumps) is sent in pages.
 pub const MESSAGE_LIMIT: usize = 64 << 20;
-/// Bytes in flight per stream and per connection.
+/// Bytes in flight towards a server, per stream and per connection.
 pub(crate) const WINDOW: u32 = 1 << 20;
+/// Bytes in flight that a client takes per stream: a slow reader holds no more than this.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// The same over all streams of a connection: far more, or a few slow readers would stop all the others.
+const CONNECTION_WINDOW: u32 = 64 << 20;
 /// Idle connections are probed this often, so that a dead peer is noticed and an idle stream is kept.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// A probe that is not answered by then ends the connection.
@@ -93,8 +97,8 @@ fn connect_lazily(address: HostPort, role: ServerRole, security: Security) -> Ch
     };
     let endpoint = Endpoint::from(uri)
         .connect_timeout(CONNECT)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
