@@ -41,7 +41,7 @@ async fn an_answer_has_text_usage_timing_and_what_was_cached() {
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
     let usage = &body["usage"];
     assert_eq!(usage["completion_tokens"], 6);
-    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 2);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 1);
     let counts = body["hypic"]["counts"].as_object().expect("counts");
     let sum: u64 = counts.values().filter_map(Value::as_u64).sum();
     assert_eq!(Some(sum), usage["prompt_tokens"].as_u64());

@@ -181,7 +181,7 @@ async fn replay(
     let cold = hypic_domain::flow::ColdReason::Unknown;
     let report = |(piece, _)| SegmentReport { piece, outcome: SegmentOutcome::Built { cold }, by: None };
     let ready = ReadyState {
-        counts: PromptCounts { exact: 2, live: prompt as u32 - 2, ..PromptCounts::default() },
+        counts: PromptCounts { exact: 1, live: prompt as u32 - 1, ..PromptCounts::default() },
         segments: segments.map(report).collect(),
         stations: vec![("compose".to_owned(), hypic_domain::unit::Millis(1.0))],
         gap: order.measure_gap.then_some(0.125),
