@@ -87,3 +87,9 @@ pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
         sleep(Duration::from_millis(2));
     }
 }
+
+/// Sends a signal to a process of the fleet.
+pub(crate) fn signal(tested: &Tested, name: &str, signal: &str) {
+    let pid = tested.fleet.pids()[name].to_string();
+    assert!(std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+}
