@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::certificates::{Authority, CertificateFiles, write_private};
 use crate::client::Client;
+use crate::push::Addresses;
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -144,6 +145,9 @@ impl Fleet {
         let dir = &self.options.dir;
         write_json(&dir.join("topology.json"), &serde_json::to_value(&self.topology)?)?;
         write_json(&dir.join("model.json"), &serde_json::to_value(&self.options.model)?)?;
+        let addresses =
+            Addresses { router: self.router.clone(), router_control: self.router_control.clone() };
+        write_json(&dir.join("fleet.json"), &serde_json::to_value(addresses)?)?;
         let mut tenants = serde_json::Map::new();
         let mut tenant = |key: &str, policy: Value| {
             tenants.insert(blake3::hash(key.as_bytes()).to_hex().to_string(), policy);

@@ -6,5 +6,6 @@ pub mod certificates;
 pub mod client;
 pub mod fleet;
 pub mod pass;
+pub mod push;
 pub mod questions;
 pub mod report;

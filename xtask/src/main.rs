@@ -8,6 +8,8 @@ mod test;
 mod tidy;
 mod up;
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
@@ -24,6 +26,11 @@ enum Command {
     Up(up::UpArgs),
     /// Undo `up --keep`.
     Down,
+    /// Push a topology file to the fleet that `up --local --keep` left running.
+    PushTopology {
+        /// The file; its epoch must not be older than the fleet's.
+        file: PathBuf,
+    },
     /// Install what the tests need and run every test that needs no GPU.
     Test,
     /// Formatting, lints and documentation, warnings denied.
@@ -48,6 +55,11 @@ fn main() -> Result<()> {
     match Args::parse().command {
         Command::Up(args) => up::up(&args),
         Command::Down => down::down(),
+        Command::PushTopology { file } => {
+            shell::cargo(&["build", "--package", "hypic-e2e", "--bins"])?;
+            let dir = shell::scratch().join("fleet");
+            shell::run(shell::binary("hypic-push-topology").arg("--dir").arg(dir).arg(std::path::absolute(file)?))
+        }
         Command::Test => test::test(),
         Command::Lint => test::lint(),
         Command::Tidy => tidy::tidy(),

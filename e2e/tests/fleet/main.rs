@@ -3,4 +3,5 @@
 mod clients;
 mod faults;
 mod support;
+mod topology;
 mod warm;
