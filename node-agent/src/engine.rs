@@ -35,7 +35,7 @@ use hypic_domain::unit::{Bytes, Millis, Tokens};
 use hypic_kernels::op::{Device, OpError};
 use hypic_models::model::Model;
 use hypic_store::codec::TupleHead;
-use hypic_store::{StoreError, StoredTuple};
+use hypic_store::{Observer, StoreError, StoredTuple};
 
 pub use edge::{BuildEvent, BuildStream, Feed, TokenStream};
 pub use load::{Calibration, Counters, Load};
@@ -194,7 +194,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Allocates all memory and starts the thread.
+    /// Allocates all memory and starts the thread. Every change of the snapshots it keeps is told to
+    /// `snapshots`, on the engine's thread.
     ///
     /// # Errors
     /// A cap that is too small, or what the device says.
@@ -203,6 +204,7 @@ impl Engine {
         model: Arc<dyn Model<D>>,
         config: EngineConfig,
         publish: Publish,
+        snapshots: Observer,
     ) -> Result<Self, EngineError> {
         let spec = Arc::new(model.spec().clone());
         let (commands, inbox) = mpsc::channel();
@@ -222,6 +224,7 @@ impl Engine {
             model,
             config,
             publish,
+            snapshots,
             layers: Arc::clone(&engine.layers),
             load,
             hungry: Arc::clone(&engine.doorbell.hungry),

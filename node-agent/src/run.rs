@@ -13,7 +13,7 @@ use hypic_domain::unit::Bytes;
 use hypic_kernels::cpu::CpuDevice;
 use hypic_lookup::{Change, Claim};
 use hypic_scatter::{GrpcPeers, Limits, Scatter};
-use hypic_store::{Store, StoreConfig, StoreEvent};
+use hypic_store::{Observer, Store, StoreConfig, StoreEvent};
 use hypic_wire::address::HostPort;
 use hypic_wire::bulk::{BulkServer, HttpPull, PullLimits, ServeLimits, Tickets};
 use hypic_wire::channel::Channels;
@@ -62,7 +62,7 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
     let index = Arc::new(Index::new(Arc::clone(&membership)));
     let store = Arc::new(open_store(&config.memory, &index)?);
     let begun = Instant::now();
-    let (engine, identity) = start_engine(&config, &store)?;
+    let (engine, identity) = start_engine(&config, &store, &index)?;
     tracing::info!(
         model = %config.model.name, %identity, seconds = begun.elapsed().as_secs_f64(), "model loaded"
     );
@@ -158,18 +158,23 @@ fn open_store(memory: &Memory, index: &Arc<Index>) -> Result<Store> {
         quota: 1.0,
         half_life: 4096.0,
     };
+    Store::open(&config, announcing(index)).context("open the tiers")
+}
+
+/// Tells the index of every change.
+fn announcing(index: &Arc<Index>) -> Observer {
     let index = Arc::clone(index);
-    let observer = move |event| {
+    Box::new(move |event| {
         index.record(match event {
             StoreEvent::Added { key, tier, bytes } => Change::Has(Claim { key, tier, bytes }),
             StoreEvent::Removed { key } => Change::Gone(key),
         });
-    };
-    Store::open(&config, Box::new(observer)).context("open the tiers")
+    })
 }
 
-/// Loads the checkpoint and starts the engine; tuples that it builds go to the store.
-fn start_engine(config: &Config, store: &Arc<Store>) -> Result<(Engine, Identity)> {
+/// Loads the checkpoint and starts the engine; tuples that it builds go to the store, and its snapshots are
+/// announced to the index.
+fn start_engine(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Result<(Engine, Identity)> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let device = CpuDevice::new(config.memory.threads.unwrap_or(cores)).context("start the CPU device")?;
     let path = &config.model.path;
@@ -205,7 +210,8 @@ fn start_engine(config: &Config, store: &Arc<Store>) -> Result<(Engine, Identity
             tracing::debug!(key = %built.tuple.key(), %error, "a built tuple is not kept");
         }
     };
-    let engine = Engine::start(Arc::new(device), Arc::from(loaded.model), engine, Box::new(publish))
+    let (device, model) = (Arc::new(device), Arc::from(loaded.model));
+    let engine = Engine::start(device, model, engine, Box::new(publish), announcing(index))
         .context("start the engine")?;
     Ok((engine, identity))
 }

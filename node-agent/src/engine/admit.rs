@@ -282,7 +282,7 @@ impl<D: Device> Core<D> {
         if saved.is_none() && !sequence.is_measuring() {
             let rows = sequence.prompt.program.rows();
             for (cut, key) in sequence.prompt.cuts.iter().rev().filter(|(cut, _)| *cut < rows) {
-                if let Some(found) = self.memory.snapshots.find(key) {
+                if let Some(found) = self.memory.snapshots.get(key) {
                     self.counters.snapshots_used += 1;
                     (row, saved) = (*cut, Some(found));
                     break;

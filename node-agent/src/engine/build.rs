@@ -239,10 +239,11 @@ impl<D: Device> Core<D> {
             match build.writer.take().map(TupleWriter::finish) {
                 Some(Ok(tuple)) => {
                     self.counters.built += 1;
-                    build.tell(BuildEvent::Built { tuple: tuple.clone() });
                     let begun = build.running.as_ref().map_or_else(Instant::now, |running| running.begun);
                     let took = Millis(begun.elapsed().as_secs_f64() * 1e3);
-                    (self.publish)(BuiltTuple { tuple, scope: build.scope, took });
+                    // Kept before anybody is told: who is told may ask for it.
+                    (self.publish)(BuiltTuple { tuple: tuple.clone(), scope: build.scope, took });
+                    build.tell(BuildEvent::Built { tuple });
                 }
                 Some(Err(source)) => {
                     let (key, error) = (build.key, write_failed(source));

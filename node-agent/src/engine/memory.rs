@@ -4,9 +4,10 @@ use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_domain::unit::Bytes;
 use hypic_kernels::op::Device;
 use hypic_kernels::plan::Context;
+use hypic_store::SnapshotCache;
 
 use super::pool::{Lease, Pool};
-use super::snapshot::{Saved, Snapshots};
+use super::snapshot::Saved;
 use super::{EngineConfig, EngineError};
 
 /// How many pages fit under the cap beside everything else.
@@ -48,7 +49,7 @@ pub(super) struct Memory<D: Device> {
     pub(super) build_slots: Pool,
     pub(super) page_pool: Pool,
     pub(super) page_tokens: usize,
-    pub(super) snapshots: Snapshots<D>,
+    pub(super) snapshots: SnapshotCache<Saved<D>>,
 }
 
 /// What a running sequence or build owns; dropping it frees all of it.

@@ -1,30 +1,29 @@
 //! Numbered things with owners: state slots and KV pages.
 
-use std::cell::RefCell;
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A fixed set of numbers that are lent out.
 pub(super) struct Pool {
-    free: Rc<RefCell<Vec<usize>>>,
+    free: Free,
     size: usize,
 }
 
 impl Pool {
     /// All of `numbers`, free.
     pub(super) fn new(numbers: Range<usize>) -> Self {
-        Self { size: numbers.len(), free: Rc::new(RefCell::new(numbers.rev().collect())) }
+        Self { size: numbers.len(), free: Free(Arc::new(Mutex::new(numbers.rev().collect()))) }
     }
 
     /// Lends one out, if one is free.
     pub(super) fn take(&self) -> Option<Lease> {
-        let number = self.free.borrow_mut().pop()?;
-        Some(Lease(Rc::new(Held { number, free: Rc::clone(&self.free) })))
+        let number = self.free.numbers().pop()?;
+        Some(Lease(Arc::new(Held { number, free: self.free.clone() })))
     }
 
     /// How many are free.
     pub(super) fn free(&self) -> usize {
-        self.free.borrow().len()
+        self.free.numbers().len()
     }
 
     /// How many there are.
@@ -33,13 +32,24 @@ impl Pool {
     }
 }
 
+/// The free ones.
+#[derive(Clone)]
+struct Free(Arc<Mutex<Vec<usize>>>);
+
+impl Free {
+    // A panic under the lock cannot leave it half changed: a push and a pop do not panic.
+    fn numbers(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A number on loan. Clones share it; it is free again when the last is dropped, whatever path led there.
 #[derive(Clone)]
-pub(super) struct Lease(Rc<Held>);
+pub(super) struct Lease(Arc<Held>);
 
 struct Held {
     number: usize,
-    free: Rc<RefCell<Vec<usize>>>,
+    free: Free,
 }
 
 impl Lease {
@@ -50,13 +60,13 @@ impl Lease {
 
     /// Whether somebody else holds it too: then it must not be written.
     pub(super) fn is_shared(&self) -> bool {
-        Rc::strong_count(&self.0) > 1
+        Arc::strong_count(&self.0) > 1
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.free.borrow_mut().push(self.number);
+        self.free.numbers().push(self.number);
     }
 }
 

@@ -30,7 +30,7 @@ impl<D: Device> Core<D> {
     pub(super) fn free_pages(&mut self, missing: usize, may_lose: impl Fn(Age) -> bool) -> bool {
         let wanted = self.memory.page_pool.free() + missing;
         while self.memory.page_pool.free() < wanted {
-            if self.memory.snapshots.evict() {
+            if self.memory.snapshots.evict_first() {
                 continue;
             }
             let parked = self.waiting.iter_mut().filter(|sequence| sequence.start.is_some());

@@ -14,6 +14,7 @@ use hypic_kernels::op::Device;
 use hypic_kernels::plan::{BodyLayers, Run};
 use hypic_models::model::Model;
 use hypic_store::codec::TupleHead;
+use hypic_store::{Observer, SnapshotCache};
 
 use super::build::Build;
 use super::edge::{Age, Command};
@@ -21,9 +22,11 @@ use super::load::{Counters, Load};
 use super::memory::{Memory, empty_context, pages_under_cap};
 use super::pool::Pool;
 use super::sequence::Sequence;
-use super::snapshot::Snapshots;
 use super::step::Step;
 use super::{EngineConfig, EngineError, Publish};
+
+/// Sights of snapshots after which one counts half.
+const HALF_LIFE: f64 = 256.0;
 
 /// What an engine is made of.
 pub(super) struct Parts<D: Device> {
@@ -32,6 +35,7 @@ pub(super) struct Parts<D: Device> {
     pub(super) config: Arc<EngineConfig>,
     pub(super) layers: Arc<[LayerSpec]>,
     pub(super) publish: Publish,
+    pub(super) snapshots: Observer,
     pub(super) load: Arc<Mutex<Load>>,
     pub(super) hungry: Arc<AtomicBool>,
 }
@@ -105,7 +109,7 @@ pub(super) struct Core<D: Device> {
 
 /// Runs until every handle is gone.
 pub(super) fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &Receiver<Command>) {
-    let Parts { device, model, config, layers, publish, load, hungry } = parts;
+    let Parts { device, model, config, layers, publish, snapshots, load, hungry } = parts;
     let memory = Memory {
         states: allocated.states,
         pages: allocated.pages,
@@ -113,7 +117,7 @@ pub(super) fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &R
         build_slots: Pool::new(config.slots..config.slots + config.builds),
         page_pool: Pool::new(0..allocated.count),
         page_tokens: config.page_tokens,
-        snapshots: Snapshots::new(config.snapshots.0, model.spec().slot_bytes().0),
+        snapshots: SnapshotCache::new(config.snapshots, 1.0, HALF_LIFE, snapshots),
     };
     let mut core = Core {
         device,
@@ -348,7 +352,7 @@ impl<D: Device> Core<D> {
             build_slots_free: self.memory.build_slots.free(),
             pages_free: self.memory.page_pool.free(),
             pages_total: self.memory.page_pool.size(),
-            snapshots: self.memory.snapshots.len(),
+            snapshots: self.memory.snapshots.usage().entries,
             counters: self.counters,
         };
         // A lock poisoned by a panic still holds plain numbers.

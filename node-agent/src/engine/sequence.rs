@@ -1,6 +1,7 @@
 //! A sequence: one choice of one order, and how far it is.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use hypic_compose::Program;
@@ -71,7 +72,7 @@ pub(super) struct Sequence<D: Device> {
     /// Slot and pages, while it runs.
     pub(super) hold: Option<Hold<D>>,
     /// Where to begin, when not at the start.
-    pub(super) start: Option<Rc<Saved<D>>>,
+    pub(super) start: Option<Arc<Saved<D>>>,
     /// A composition under way.
     pub(super) flight: Option<Step<D>>,
     pub(super) lead: Option<Lead>,
@@ -163,9 +164,7 @@ impl<D: Device> Sequence<D> {
 
     /// Whether it could compute rows if it had a slot now.
     pub(super) fn may_begin(&self, layers: usize) -> bool {
-        !self.is_composing()
-            || self.start.is_some()
-            || self.layers_here(self.share(usize::MAX, 0).bodies.min(1), layers) > 0
+        !self.is_composing() || self.start.is_some() || self.layers_here(self.prompt.bodies.len(), layers) > 0
     }
 
     /// Whether the reader has room for all that one step can say.

@@ -1,6 +1,7 @@
 //! What follows computed rows: snapshots, the gap, the fork into choices, and tokens.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use hypic_compose::gap;
@@ -50,15 +51,21 @@ impl<D: Device> Core<D> {
     /// Keeps an exact snapshot where one may stand.
     fn save_snapshot(&mut self, age: Age) {
         let Some(sequence) = self.running.get(&age) else { return };
-        if sequence.is_measuring() || !self.memory.snapshots.is_enabled() {
+        if sequence.is_measuring() {
             return;
         }
         let cut = sequence.prompt.cuts.iter().find(|(row, _)| *row == sequence.computed);
-        let (Some((_, key)), Some(hold)) = (cut, &sequence.hold) else { return };
-        if !self.memory.snapshots.contains(key) {
-            let saved = hold.save(&self.device, &self.memory);
-            self.memory.snapshots.put(*key, saved);
-            self.counters.snapshots_saved += 1;
+        let (Some((row, key)), Some(hold)) = (cut, &sequence.hold) else { return };
+        if self.memory.snapshots.contains(key) {
+            return;
+        }
+        let saved = Arc::new(hold.save(&self.device, &self.memory));
+        // Times are only compared with each other, and go by the rows.
+        let time = Millis(*row as f64);
+        let bytes = self.model.spec().slot_bytes();
+        match self.memory.snapshots.put(*key, saved, bytes, &sequence.prompt.scope, time) {
+            Ok(()) => self.counters.snapshots_saved += 1,
+            Err(error) => tracing::debug!(%key, %error, "a snapshot is not kept"),
         }
     }
 
@@ -66,7 +73,7 @@ impl<D: Device> Core<D> {
     /// first token now and waits for a slot to go on.
     fn fork(&mut self, first: &Sequence<D>, lead: Lead, logits: &[f32]) {
         let Some(hold) = first.hold.as_ref().filter(|_| !lead.others.is_empty()) else { return };
-        let end = Rc::new(hold.save(&self.device, &self.memory));
+        let end = Arc::new(hold.save(&self.device, &self.memory));
         let mut forks = Vec::new();
         for (choice, sampling) in (1..).zip(lead.others) {
             let mut fork = Sequence {
@@ -78,7 +85,7 @@ impl<D: Device> Core<D> {
                 drawn: first.drawn.clone(),
                 computed: first.computed,
                 hold: None,
-                start: Some(Rc::clone(&end)),
+                start: Some(Arc::clone(&end)),
                 flight: None,
                 lead: None,
                 events: first.events.clone(),

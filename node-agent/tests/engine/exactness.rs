@@ -1,5 +1,7 @@
 //! What composition keeps, and what it costs.
 
+use std::sync::atomic::Ordering;
+
 use hypic_domain::flow::{Mode, Piece, SegmentOutcome};
 use hypic_domain::sampling::Sampling;
 use hypic_domain::tuple::TupleFormat;
@@ -125,7 +127,10 @@ fn snapshots_give_way_to_sequences() {
     for seed in 0..5 {
         assert_eq!(agent.ask(ask(seed)).unwrap().ids(), solo.ask(ask(seed)).unwrap().ids());
     }
-    assert!(agent.engine.load().snapshots <= 2, "{:?}", agent.engine.load());
+    agent.assert_all_free();
+    let load = agent.engine.load();
+    assert!(load.snapshots <= 2 && load.counters.snapshots_saved == 10, "{load:?}");
+    assert_eq!(agent.kept.load(Ordering::Relaxed), load.snapshots as i64);
 }
 
 #[test]

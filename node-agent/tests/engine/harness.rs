@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::SystemTime;
 
@@ -26,7 +27,7 @@ use hypic_models::model::Model;
 use hypic_models::random::{RandomSpec, write};
 use hypic_node_agent::engine::{BuiltTuple, Engine, EngineConfig, EngineError, Segment, TokenStream};
 use hypic_segment::{Clock, Segmenter};
-use hypic_store::StoredTuple;
+use hypic_store::{StoreEvent, StoredTuple};
 
 pub const IDENTITY: Identity = Identity([7; 32]);
 
@@ -72,9 +73,16 @@ impl Fixture {
         let tuples = Tuples::default();
         let built = tuples.clone();
         let publish = Box::new(move |done: BuiltTuple| built.put(done.tuple));
+        let kept = Arc::new(AtomicI64::new(0));
+        let count = Arc::clone(&kept);
+        let observe = Box::new(move |event| {
+            let change = if matches!(event, StoreEvent::Added { .. }) { 1 } else { -1 };
+            count.fetch_add(change, Ordering::Relaxed);
+        });
         let engine =
-            Engine::start(Arc::clone(&self.device), Arc::clone(&self.model), config, publish).unwrap();
-        Agent { engine, tuples }
+            Engine::start(Arc::clone(&self.device), Arc::clone(&self.model), config, publish, observe)
+                .unwrap();
+        Agent { engine, tuples, kept }
     }
 }
 
@@ -186,6 +194,8 @@ impl Tuples {
 pub struct Agent {
     pub engine: Engine,
     pub tuples: Tuples,
+    /// Snapshots told of and not taken back.
+    pub kept: Arc<AtomicI64>,
 }
 
 /// A whole answer.

@@ -64,7 +64,13 @@ fn what_can_never_fit_is_refused_and_what_fits_alone_ends_at_the_edge() {
     agent.assert_all_free();
     let mut config = fixture.config();
     config.memory = Bytes(10_000);
-    let refused = Engine::start(fixture.device.clone(), fixture.model.clone(), config, Box::new(|_| {}));
+    let refused = Engine::start(
+        fixture.device.clone(),
+        fixture.model.clone(),
+        config,
+        Box::new(|_| {}),
+        Box::new(|_| {}),
+    );
     assert!(matches!(refused.map(|_| ()), Err(EngineError::FitMemory { .. })));
 }
 
