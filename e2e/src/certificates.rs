@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
 
 /// Files of one part's identity.
 #[derive(Clone, Debug)]
@@ -46,8 +48,9 @@ impl Authority {
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        let certificate =
-            params.signed_by(&key, &self.issuer).with_context(|| format!("sign the certificate of {role}"))?;
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .with_context(|| format!("sign the certificate of {role}"))?;
         let files = CertificateFiles {
             cert: self.dir.join(format!("{role}.crt")),
             key: self.dir.join(format!("{role}.key")),

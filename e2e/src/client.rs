@@ -106,7 +106,8 @@ impl Client {
                 done = true;
                 break;
             }
-            let chunk: Value = serde_json::from_str(data).with_context(|| format!("a chunk is no JSON: {data}"))?;
+            let chunk: Value =
+                serde_json::from_str(data).with_context(|| format!("a chunk is no JSON: {data}"))?;
             if let Some(error) = chunk.get("error") {
                 bail!("error event: {error}");
             }

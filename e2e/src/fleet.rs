@@ -107,7 +107,10 @@ impl Fleet {
         let router_files = authority.issue("hypic-router")?;
         let mut ports = Ports::default();
         let mut agents = Vec::new();
-        let roles = [(AgentRole::Combine, "combine", options.combine), (AgentRole::Scatter, "scatter", options.scatter)];
+        let roles = [
+            (AgentRole::Combine, "combine", options.combine),
+            (AgentRole::Scatter, "scatter", options.scatter),
+        ];
         for (role, name, count) in roles {
             for number in 0..count {
                 agents.push(AgentEntry {
@@ -229,9 +232,8 @@ impl Fleet {
         waiting.push(("router".to_owned(), self.router.clone()));
         while !waiting.is_empty() {
             self.check_alive()?;
-            waiting.retain(|(_, address)| {
-                !matches!(Client::new(address, "", "").get("/readyz"), Ok((200, _)))
-            });
+            waiting
+                .retain(|(_, address)| !matches!(Client::new(address, "", "").get("/readyz"), Ok((200, _))));
             if start.elapsed() > limit {
                 let names: Vec<&str> = waiting.iter().map(|(name, _)| name.as_str()).collect();
                 bail!(

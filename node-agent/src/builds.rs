@@ -69,7 +69,9 @@ impl Announced {
         for segment in order.segments {
             match self.agent.held(segment.key, Some(segment.ids.clone().into())).await {
                 Ok(hit) => self.whole(&hit.tuple).await,
-                Err(_) => cold.push(engine::Segment { key: segment.key, scope: segment.scope, ids: segment.ids }),
+                Err(_) => {
+                    cold.push(engine::Segment { key: segment.key, scope: segment.scope, ids: segment.ids })
+                }
             }
         }
         self.build(cold).await;

@@ -7,10 +7,10 @@ mod convert;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+pub use ask::Owners;
 use hypic_domain::id::{AgentId, Epoch};
 use hypic_domain::key::SegmentKey;
 use hypic_domain::topology::Topology;
-pub use ask::Owners;
 use hypic_lookup::{Announcer, Change, Counts, Granted, Limits, Ring, Shard};
 use hypic_wire::proto;
 use hypic_wire::status::Refusal;

@@ -110,8 +110,7 @@ mod tests {
 
     fn part(offset: u64, bytes: &'static [u8]) -> Part {
         let sum = xxhash_rust::xxh3::xxh3_64(bytes);
-        let spec =
-            PartSpec { layer: 0, kind: PartKind::State, offset, len: bytes.len() as u64, sum };
+        let spec = PartSpec { layer: 0, kind: PartKind::State, offset, len: bytes.len() as u64, sum };
         Part::check(spec, Bytes::from_static(bytes)).unwrap()
     }
 

@@ -58,15 +58,27 @@ impl Scrape {
         now.gauge("hypic_agent_compose_snapshots", "Prefix snapshots kept.", load.snapshots as u64)?;
         now.counter("hypic_agent_compose_steps_total", "Steps of the engine.", counts.steps)?;
         now.counter("hypic_agent_decode_rows_total", "Rows of answers computed.", counts.rows_decoded)?;
-        now.counter("hypic_agent_compose_live_rows_total", "Prompt rows computed in context.", counts.rows_live)?;
+        now.counter(
+            "hypic_agent_compose_live_rows_total",
+            "Prompt rows computed in context.",
+            counts.rows_live,
+        )?;
         now.counter("hypic_agent_compose_rows_total", "Rows of composed prompts.", counts.rows_composed)?;
         now.counter("hypic_agent_scatter_build_rows_total", "Rows of builds.", counts.rows_built)?;
         now.counter("hypic_agent_decode_tokens_total", "Tokens drawn.", counts.drawn)?;
         now.counter("hypic_agent_scatter_built_total", "Tuples built.", counts.built)?;
-        now.counter("hypic_agent_decode_preempted_total", "Sequences computed again for want of pages.", counts.preempted)?;
+        now.counter(
+            "hypic_agent_decode_preempted_total",
+            "Sequences computed again for want of pages.",
+            counts.preempted,
+        )?;
         now.counter("hypic_agent_decode_cancelled_total", "Sequences cancelled.", counts.cancelled)?;
         let share = load.live_share().unwrap_or(0.0);
-        now.float("hypic_agent_compose_live_head_share", "Share of built heads that store a transition.", share)?;
+        now.float(
+            "hypic_agent_compose_live_head_share",
+            "Share of built heads that store a transition.",
+            share,
+        )?;
         self.read_store(&now)?;
         self.read_index(&now)?;
         for (side, counters) in [("pull", &self.pulled), ("serve", &self.served)] {
@@ -91,7 +103,11 @@ impl Scrape {
         now.counter("hypic_agent_store_corrupt_total", "Damaged tuples dropped.", faults.corrupt)?;
         now.counter("hypic_agent_store_mismatch_total", "Tuples whose ids differed.", faults.mismatch)?;
         now.counter("hypic_agent_store_unreadable_total", "Passing read errors.", faults.unreadable)?;
-        now.counter("hypic_agent_store_disk_full_total", "Writes that found the drive full.", faults.disk_full)?;
+        now.counter(
+            "hypic_agent_store_disk_full_total",
+            "Writes that found the drive full.",
+            faults.disk_full,
+        )?;
         let full = u64::from(self.agent.store.disk_is_full());
         now.gauge("hypic_agent_store_disk_full", "1 while the drive is full.", full)
     }

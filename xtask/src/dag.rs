@@ -19,7 +19,9 @@ pub(crate) fn dag(write: bool) -> Result<()> {
     }
     let committed = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
     if committed != table {
-        bail!("the crates' dependencies differ from docs/dependencies.txt:\n{table}\nIf that is meant: cargo xtask dag --write");
+        bail!(
+            "the crates' dependencies differ from docs/dependencies.txt:\n{table}\nIf that is meant: cargo xtask dag --write"
+        );
     }
     Ok(())
 }

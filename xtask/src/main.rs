@@ -58,7 +58,9 @@ fn main() -> Result<()> {
         Command::PushTopology { file } => {
             shell::cargo(&["build", "--package", "hypic-e2e", "--bins"])?;
             let dir = shell::scratch().join("fleet");
-            shell::run(shell::binary("hypic-push-topology").arg("--dir").arg(dir).arg(std::path::absolute(file)?))
+            shell::run(
+                shell::binary("hypic-push-topology").arg("--dir").arg(dir).arg(std::path::absolute(file)?),
+            )
         }
         Command::Test => test::test(),
         Command::Lint => test::lint(),

@@ -22,7 +22,9 @@ pub(crate) fn test() -> Result<()> {
 /// Formatting, clippy and rustdoc.
 pub(crate) fn lint() -> Result<()> {
     step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
-    step("clippy", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))?;
+    step("clippy", || {
+        cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])
+    })?;
     step("documentation", || {
         let mut command = Command::new("cargo");
         command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");

@@ -13,7 +13,8 @@ const LONGEST: usize = 500;
 /// Names that say nothing.
 const NAMELESS: [&str; 7] = ["utils", "util", "common", "helpers", "misc", "manager", "mod"];
 /// Marks of unfinished work, split so that this file has none.
-const MARKS: [&str; 4] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("todo", "!("), concat!("dbg", "!(")];
+const MARKS: [&str; 4] =
+    [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("todo", "!("), concat!("dbg", "!(")];
 
 /// Fails with every habit broken.
 pub(crate) fn tidy() -> Result<()> {

@@ -12,9 +12,9 @@ use hypic_domain::flow::Mode;
 use hypic_domain::id::ModelId;
 use hypic_domain::serving::ModelFile;
 use hypic_e2e::fleet::{Fleet, FleetOptions, key_of, show_key_of, tiny};
+use hypic_e2e::pass;
 use hypic_e2e::questions::{self, Question};
 use hypic_e2e::report::{Report, machine};
-use hypic_e2e::pass;
 
 /// Starts a fleet on this machine and asks it the demo's questions in every mode.
 #[derive(Parser)]
@@ -140,12 +140,22 @@ fn table(fleet: &Fleet, model: &ModelFile, asked: &[Question], step: &dyn Fn(&st
 
 fn explain(fleet: &Fleet, model: &ModelFile, keep: bool) {
     if !keep {
-        println!("\nThe fleet is stopped. Leave it running with --keep; its logs are in {}.", fleet.dir().join("logs").display());
+        println!(
+            "\nThe fleet is stopped. Leave it running with --keep; its logs are in {}.",
+            fleet.dir().join("logs").display()
+        );
         return;
     }
     println!("\nAsk it:");
-    println!("  curl http://{}/v1/chat/completions -H 'authorization: Bearer {}' \\", fleet.address(), key_of(Mode::Pic));
-    println!("    -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'", model.name);
+    println!(
+        "  curl http://{}/v1/chat/completions -H 'authorization: Bearer {}' \\",
+        fleet.address(),
+        key_of(Mode::Pic)
+    );
+    println!(
+        "    -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'",
+        model.name
+    );
     println!("Metrics:   http://{}/metrics", fleet.address());
     for entry in &fleet.topology().agents {
         if let Some(address) = fleet.agent_http(entry.id.as_str()) {

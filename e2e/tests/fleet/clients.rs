@@ -10,11 +10,8 @@ use crate::support::{start, workspace};
 
 fn converse(mut command: Command) {
     let tested = start(1, 1);
-    let output = command
-        .arg(format!("http://{}/v1", tested.fleet.address()))
-        .arg(key_of(Mode::Pic))
-        .output()
-        .unwrap();
+    let output =
+        command.arg(format!("http://{}/v1", tested.fleet.address())).arg(key_of(Mode::Pic)).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}\n{errors}");

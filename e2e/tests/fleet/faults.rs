@@ -68,7 +68,8 @@ fn a_holder_that_dies_in_a_fetch_costs_a_recompute() {
     let client = tested.fleet.client(&key_of(Mode::Pic));
     client.ask(&asked, MAX_TOKENS, false).unwrap();
     // Whoever composed has all tuples: without it they must come from the workers.
-    let composer = busy(&tested, &["combine-0", "combine-1"], "hypic_agent_compose_orders_total", 0.0).unwrap();
+    let composer =
+        busy(&tested, &["combine-0", "combine-1"], "hypic_agent_compose_orders_total", 0.0).unwrap();
     tested.fleet.kill(composer).unwrap();
     // A stopped process holds the fetch open; then it dies.
     for worker in ["scatter-0", "scatter-1"] {
@@ -140,7 +141,9 @@ fn stream(tested: &mut Tested, key: &str, at_fifth: impl FnOnce(&mut Tested)) ->
         if chunk.get("error").is_some() {
             return (text, Some(chunk["error"].clone()));
         }
-        if let Some(delta) = chunk["choices"][0]["delta"]["content"].as_str().filter(|delta| !delta.is_empty()) {
+        if let Some(delta) =
+            chunk["choices"][0]["delta"]["content"].as_str().filter(|delta| !delta.is_empty())
+        {
             text.push_str(delta);
             chunks += 1;
             if chunks == 5

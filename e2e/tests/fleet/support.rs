@@ -91,5 +91,7 @@ pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 /// Sends a signal to a process of the fleet.
 pub(crate) fn signal(tested: &Tested, name: &str, signal: &str) {
     let pid = tested.fleet.pids()[name].to_string();
-    assert!(std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+    assert!(
+        std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success()
+    );
 }

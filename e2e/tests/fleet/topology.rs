@@ -27,7 +27,8 @@ fn slots_move_when_a_combine_agent_leaves_and_nothing_held_elsewhere_is_forgotte
     for agent in &smaller.agents {
         let http = tested.fleet.agent_http(agent.id.as_str()).unwrap();
         wait_for("every owner knows every holder again", || {
-            metric(http, "hypic_agent_lookup_epoch") == 2.0 && metric(http, "hypic_agent_lookup_holders_partial") == 0.0
+            metric(http, "hypic_agent_lookup_epoch") == 2.0
+                && metric(http, "hypic_agent_lookup_holders_partial") == 0.0
         });
     }
     let answer = client.ask(&asked, MAX_TOKENS, false).unwrap();

@@ -45,7 +45,8 @@ fn bytes_moved_are_the_codecs_sizes() {
     assert_eq!(answer.hypic["segments"]["built"], 4);
     let combine = tested.fleet.agent_http("combine-0").unwrap();
     let workers = ["scatter-0", "scatter-1"].map(|name| tested.fleet.agent_http(name).unwrap());
-    let served = || workers.iter().map(|http| metric(http, "hypic_agent_transport_serve_bytes_total")).sum::<f64>();
+    let served =
+        || workers.iter().map(|http| metric(http, "hypic_agent_transport_serve_bytes_total")).sum::<f64>();
     wait_for("the last part is counted", || {
         served() == metric(combine, "hypic_agent_transport_pull_bytes_total")
     });

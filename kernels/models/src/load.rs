@@ -35,7 +35,8 @@ pub struct Loaded<D: Device> {
 /// Names the file and the tensor or the config's key.
 pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>, LoadError> {
     let config = Config::parse(&read_json(&dir.join("config.json"))?, id)?;
-    let mut weights = Weights { device, checkpoint: Checkpoint::open(dir)?, prefix: "", values: Cell::new(0) };
+    let mut weights =
+        Weights { device, checkpoint: Checkpoint::open(dir)?, prefix: "", values: Cell::new(0) };
     // Checkpoints with a vision part keep the language model one level deeper.
     weights.prefix = if weights.checkpoint.has("model.language_model.embed_tokens.weight") {
         "model.language_model"

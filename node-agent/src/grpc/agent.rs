@@ -63,7 +63,8 @@ impl Service for AgentService {
         let (metadata, _, request) = request.into_parts();
         let addressed = Addressed::try_from(request).map_err(Refusal::from)?;
         self.0.check_identity(&addressed.identity)?;
-        let span = tracing::info_span!("compose", id = %addressed.order.id, mode = addressed.order.mode.name());
+        let span =
+            tracing::info_span!("compose", id = %addressed.order.id, mode = addressed.order.mode.name());
         adopt_grpc(&span, &metadata);
         self.0.metrics.orders.inc();
         let answer = span.in_scope(|| generate(&self.0, addressed.order));

@@ -81,8 +81,9 @@ impl Index {
         }
         let entry = self.membership.entry(owner)?;
         let mut client = self.membership.channels.index(&entry.control)?;
-        let wishes =
-            wishes.into_iter().map(|(key, builder)| proto::GrantWish { key: key.0.to_vec(), builder: builder.0 });
+        let wishes = wishes
+            .into_iter()
+            .map(|(key, builder)| proto::GrantWish { key: key.0.to_vec(), builder: builder.0 });
         let request = proto::GrantRequest {
             epoch: self.membership.epoch().0,
             wishes: wishes.collect(),

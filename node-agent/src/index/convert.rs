@@ -31,18 +31,12 @@ pub(super) fn to_announce(message: Message) -> proto::AnnounceRequest {
             (sender, Body::Page(proto::DumpPage { dump, at: at.0, page, last, claims }))
         }
     };
-    proto::AnnounceRequest {
-        epoch: epoch.0,
-        agent: agent.0,
-        incarnation: incarnation.0,
-        message: Some(body),
-    }
+    proto::AnnounceRequest { epoch: epoch.0, agent: agent.0, incarnation: incarnation.0, message: Some(body) }
 }
 
 pub(super) fn from_announce(request: proto::AnnounceRequest) -> Result<Message, Refusal> {
     let proto::AnnounceRequest { epoch, agent, incarnation, message } = request;
-    let sender =
-        Sender { agent: AgentId(agent), incarnation: Incarnation(incarnation), epoch: Epoch(epoch) };
+    let sender = Sender { agent: AgentId(agent), incarnation: Incarnation(incarnation), epoch: Epoch(epoch) };
     match message {
         Some(Body::Announcement(proto::Announcement { sequence, changes })) => {
             let changes = changes.into_iter().map(change_in).collect::<Result<_, _>>()?;
@@ -51,9 +45,7 @@ pub(super) fn from_announce(request: proto::AnnounceRequest) -> Result<Message, 
         Some(Body::Page(proto::DumpPage { dump, at, page, last, claims })) => {
             let claims = claims.into_iter().map(|claim| match change_in(claim)? {
                 Change::Has(claim) => Ok(claim),
-                Change::Gone(_) => {
-                    Err(Refusal::Malformed { why: "a dump holds a removal".to_owned() })
-                }
+                Change::Gone(_) => Err(Refusal::Malformed { why: "a dump holds a removal".to_owned() }),
             });
             let claims = claims.collect::<Result<_, _>>()?;
             Ok(Message::Dump(DumpPage { sender, dump, at: Sequence(at), page, last, claims }))
