@@ -25,6 +25,9 @@ pub(crate) struct Args {
     /// A checkpoint; beside it a random one of eight layers and width 1024 is measured.
     #[arg(long, value_name = "DIR", default_value = "e2e/models/hypic-tiny")]
     model: PathBuf,
+    /// Leave the random checkpoint out.
+    #[arg(long)]
+    no_random: bool,
     /// A Python with torch and transformers; without one only ours is measured.
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
@@ -72,11 +75,11 @@ struct Row {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let random = std::env::temp_dir().join(format!("hypic-bench-{}", std::process::id()));
-    std::fs::create_dir_all(&random).context("make a folder for the random checkpoint")?;
-    let result = measure_both(args, &random);
-    std::fs::remove_dir_all(&random).context("remove the random checkpoint")?;
-    let rows = result?;
+    let name = args.model.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let mut rows = measure(args, &args.model, &name)?;
+    if !args.no_random {
+        rows.extend(measure_random(args)?);
+    }
     let cells = |row: &Row| {
         let number = |ms: f64| format!("{ms:.1}");
         let theirs =
@@ -110,7 +113,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.report.write(&rows)
 }
 
-fn measure_both(args: &Args, random: &Path) -> anyhow::Result<Vec<Row>> {
+fn measure_random(args: &Args) -> anyhow::Result<Vec<Row>> {
     let spec = RandomSpec {
         hidden: 1024,
         intermediate: 3072,
@@ -123,11 +126,12 @@ fn measure_both(args: &Args, random: &Path) -> anyhow::Result<Vec<Row>> {
         context: 16384,
         ..RandomSpec::default()
     };
-    random::write(random, &spec)?;
-    let name = args.model.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    let mut rows = measure(args, &args.model, &name)?;
-    rows.extend(measure(args, random, "random 8 x 1024")?);
-    Ok(rows)
+    let dir = std::env::temp_dir().join(format!("hypic-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).context("make a folder for the random checkpoint")?;
+    let written = random::write(&dir, &spec).context("write the random checkpoint");
+    let rows = written.and_then(|()| measure(args, &dir, "random 8 x 1024"));
+    std::fs::remove_dir_all(&dir).context("remove the random checkpoint")?;
+    rows
 }
 
 fn measure(args: &Args, dir: &Path, name: &str) -> anyhow::Result<Vec<Row>> {
