@@ -1,4 +1,9 @@
 //! The OpenAI surface: what is read, what is written, and nothing about how it is answered.
+//!
+//! Choices where the reference leaves one: unknown fields are ignored; of `max_tokens` and
+//! `max_completion_tokens` the newer wins; without either the context is the limit; an empty list of parts is
+//! empty content; chat `logprobs` cover every token of the answer, those of reasoning and calls too; a client
+//! that shuts its sending side counts as gone, since nothing tells it from one that closed.
 
 pub mod options;
 

@@ -36,8 +36,8 @@ use crate::tenant::Policy;
 pub async fn serve(front: &Arc<Front>, policy: &Policy, question: Question) -> Result<Served, Refusal> {
     let mode = policy.mode(question.options.mode.as_deref(), front.model.policy)?;
     check_ids(&question.options.sampling, front.segmenter.vocab())?;
-    let identity = front.fleet.snapshot();
-    let identity = identity.identity.filter(|_| identity.is_ready()).ok_or(Refusal::FindAgent)?;
+    let fleet = front.fleet.snapshot();
+    let identity = fleet.identity.filter(|_| fleet.is_ready()).ok_or(Refusal::FindAgent)?;
     let id = RequestId(hex::encode(rand::random::<[u8; 12]>()));
 
     let place = info_span!("admit").in_scope(|| front.admission.admit(&policy.tenant, policy.concurrent))?;

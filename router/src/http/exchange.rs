@@ -1,7 +1,6 @@
 //! One exchange: headers and body in, an answer or a stream of it out. The same for both endpoints; what
 //! differs is their [`Shape`].
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,9 +10,9 @@ use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hypic_domain::unit::Millis;
 use hypic_wire::trace;
 use serde_json::{Value, json};
@@ -186,25 +185,39 @@ pub(super) fn server_timing(response: &mut Response, stations: &[(String, Millis
     }
 }
 
-async fn read_body(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Refusal> {
+async fn read_body(headers: &HeaderMap, mut body: Body, limit: usize) -> Result<Bytes, Refusal> {
     let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if length.is_some_and(|length| length > limit) {
-        discard(body, limit).await;
-        return Err(Refusal::FitBody { limit });
-    }
-    let mut body = Limited::new(body, limit);
-    let collected = tokio::time::timeout(BODY_TIME, (&mut body).collect()).await;
-    let broken = |message: &str| Refusal::BadRequest { message: message.to_owned(), param: None };
-    match collected {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if is_over_limit(error.as_ref()) => Err(Refusal::FitBody { limit }),
-        Ok(Err(_)) => Err(broken("the body could not be read")),
-        Err(_) => Err(broken("the body did not arrive in time")),
+    let read = if length.is_some_and(|length| length > limit) {
+        None
+    } else {
+        let late = |_| broken("the body did not arrive in time");
+        tokio::time::timeout(BODY_TIME, read_up_to(&mut body, limit)).await.map_err(late)??
+    };
+    match read {
+        Some(read) => Ok(read),
+        None => {
+            discard(body, limit).await;
+            Err(Refusal::FitBody { limit })
+        }
     }
 }
 
-fn is_over_limit(error: &(dyn Error + Send + Sync + 'static)) -> bool {
-    error.downcast_ref::<LengthLimitError>().is_some()
+/// The whole body; `None` when it is longer than `limit`.
+async fn read_up_to(body: &mut Body, limit: usize) -> Result<Option<Bytes>, Refusal> {
+    let mut read = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| broken("the body could not be read"))?;
+        let data = frame.data_ref().map_or(&[][..], Bytes::as_ref);
+        if read.len() + data.len() > limit {
+            return Ok(None);
+        }
+        read.extend_from_slice(data);
+    }
+    Ok(Some(read.freeze()))
+}
+
+fn broken(message: &str) -> Refusal {
+    Refusal::BadRequest { message: message.to_owned(), param: None }
 }
 
 /// Reads on for a while, so that a client that is still sending gets to read its refusal instead of a reset.

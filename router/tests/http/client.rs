@@ -8,28 +8,28 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// The key that rigs accept.
-pub const KEY: &str = "sk-test";
+pub(crate) const KEY: &str = "sk-test";
 /// Longer than anything takes; only against hanging tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A whole answer.
 #[derive(Debug)]
-pub struct Reply {
-    pub status: u16,
-    pub headers: String,
-    pub body: Vec<u8>,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: String,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Reply {
-    pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).expect("a JSON body")
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.body.clone()).expect("UTF-8")
     }
 
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;
             key.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -37,20 +37,25 @@ impl Reply {
     }
 
     /// Data of all events.
-    pub fn events(&self) -> Vec<String> {
+    pub(crate) fn events(&self) -> Vec<String> {
         let text = self.text();
         text.split("\n\n").filter_map(|event| event.strip_prefix("data: ").map(str::to_owned)).collect()
     }
 
     /// Events that are JSON: all but `[DONE]`.
-    pub fn chunks(&self) -> Vec<Value> {
+    pub(crate) fn chunks(&self) -> Vec<Value> {
         let events = self.events().into_iter().filter(|event| event != "[DONE]");
         events.map(|event| serde_json::from_str(&event).expect("JSON")).collect()
     }
 }
 
 /// Sends the head of a request and `body`.
-pub async fn open(address: SocketAddr, head: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
+pub(crate) async fn open(
+    address: SocketAddr,
+    head: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.expect("connects");
     let mut text = format!("{head} HTTP/1.1\r\nhost: router\r\nconnection: close\r\n");
     for (name, value) in headers {
@@ -68,7 +73,7 @@ pub async fn open(address: SocketAddr, head: &str, headers: &[(&str, &str)], bod
 }
 
 /// Sends a request and reads its answer to the end.
-pub async fn send(address: SocketAddr, head: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+pub(crate) async fn send(address: SocketAddr, head: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
     let mut stream = open(address, head, headers, body).await;
     let mut bytes = Vec::new();
     // A reset after the answer changes nothing of it.
@@ -77,25 +82,25 @@ pub async fn send(address: SocketAddr, head: &str, headers: &[(&str, &str)], bod
 }
 
 /// Posts JSON with the key.
-pub async fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
+pub(crate) async fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
     let key = format!("Bearer {KEY}");
     send(address, &format!("POST {path}"), &[("authorization", &key)], body.to_string().as_bytes()).await
 }
 
 /// Gets with the key.
-pub async fn get(address: SocketAddr, path: &str) -> Reply {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Reply {
     let key = format!("Bearer {KEY}");
     send(address, &format!("GET {path}"), &[("authorization", &key)], b"").await
 }
 
 /// Opens a stream of events and leaves it unread.
-pub async fn post_and_hold(address: SocketAddr, path: &str, body: &Value) -> TcpStream {
+pub(crate) async fn post_and_hold(address: SocketAddr, path: &str, body: &Value) -> TcpStream {
     let key = format!("Bearer {KEY}");
     open(address, &format!("POST {path}"), &[("authorization", &key)], body.to_string().as_bytes()).await
 }
 
 /// Reads until `wanted` is there.
-pub async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+pub(crate) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut text = Vec::new();
     let mut buffer = [0; 4096];
     loop {

@@ -28,12 +28,12 @@ use crate::client::KEY;
 use crate::stub::Stub;
 
 /// What a rig can differ in.
-pub struct Settings {
-    pub agents: usize,
-    pub limits: Limits,
-    pub bounds: Bounds,
-    pub name: &'static str,
-    pub origins: Vec<String>,
+pub(crate) struct Settings {
+    pub(crate) agents: usize,
+    pub(crate) limits: Limits,
+    pub(crate) bounds: Bounds,
+    pub(crate) name: &'static str,
+    pub(crate) origins: Vec<String>,
 }
 
 impl Default for Settings {
@@ -53,22 +53,22 @@ impl Default for Settings {
     }
 }
 
-pub struct Rig {
-    pub address: SocketAddr,
-    pub front: Arc<Front>,
-    pub agents: Vec<Stub>,
-    pub segmenter: Arc<Segmenter>,
+pub(crate) struct Rig {
+    pub(crate) address: SocketAddr,
+    pub(crate) front: Arc<Front>,
+    pub(crate) agents: Vec<Stub>,
+    pub(crate) segmenter: Arc<Segmenter>,
 }
 
 /// The common case: one agent that answers `text`.
-pub async fn answering(text: &str) -> Rig {
+pub(crate) async fn answering(text: &str) -> Rig {
     let rig = Rig::start(Settings::default()).await;
     rig.answer(text);
     rig
 }
 
 impl Rig {
-    pub async fn start(settings: Settings) -> Self {
+    pub(crate) async fn start(settings: Settings) -> Self {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/hypic-tiny");
         let model = ModelFile {
             name: ModelId::from(settings.name),
@@ -126,7 +126,7 @@ impl Rig {
     }
 
     /// All agents answer `text`, byte by byte.
-    pub fn answer(&self, text: &str) {
+    pub(crate) fn answer(&self, text: &str) {
         let ids = self.ids(text);
         for agent in &self.agents {
             agent.script(|script| script.ids.clone_from(&ids));
@@ -134,21 +134,25 @@ impl Rig {
     }
 
     /// One id per byte of `text`.
-    pub fn ids(&self, text: &str) -> Vec<u32> {
+    pub(crate) fn ids(&self, text: &str) -> Vec<u32> {
         let id = |byte| self.segmenter.tokeniser().id(&byte_token(byte).to_string()).expect("a byte token");
         text.bytes().map(id).collect()
     }
 
     /// Waits until nothing runs or waits any more.
-    pub async fn wait_idle(&self) {
+    pub(crate) async fn wait_idle(&self) {
         for _ in 0..400 {
-            let agents = self.agents.iter().map(Stub::running).sum::<usize>();
-            if agents == 0 && self.front.admission.counts() == (0, 0) {
-                return;
+            if self.load() == (0, (0, 0)) {
+                break;
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        panic!("something still runs: {:?}", self.front.admission.counts());
+        assert_eq!(self.load(), (0, (0, 0)), "something still runs");
+    }
+
+    /// Streams that agents serve, and what the router runs and queues.
+    fn load(&self) -> (usize, (usize, usize)) {
+        (self.agents.iter().map(Stub::running).sum(), self.front.admission.counts())
     }
 }
 

@@ -21,17 +21,17 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// What the stub does with every order.
 #[derive(Clone, Debug)]
-pub struct Script {
-    pub ids: Vec<u32>,
-    pub finish: FinishReason,
-    pub before_first: Duration,
-    pub between: Duration,
+pub(crate) struct Script {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) finish: FinishReason,
+    pub(crate) before_first: Duration,
+    pub(crate) between: Duration,
     /// The agent breaks off after so many tokens of its own.
-    pub dies_after: Option<usize>,
-    pub busy: bool,
-    pub index_away: bool,
+    pub(crate) dies_after: Option<usize>,
+    pub(crate) busy: bool,
+    pub(crate) index_away: bool,
     /// Log probability of every token, where asked for.
-    pub logprob: f32,
+    pub(crate) logprob: f32,
 }
 
 impl Default for Script {
@@ -51,19 +51,19 @@ impl Default for Script {
 
 /// The stub. Clones are the same agent.
 #[derive(Clone)]
-pub struct Stub {
-    pub name: String,
-    pub script: Arc<Mutex<Script>>,
+pub(crate) struct Stub {
+    pub(crate) name: String,
+    pub(crate) script: Arc<Mutex<Script>>,
     /// Orders that came, oldest first.
-    pub orders: Arc<Mutex<Vec<Addressed>>>,
+    pub(crate) orders: Arc<Mutex<Vec<Addressed>>>,
     /// Streams that run.
-    pub running: Arc<AtomicUsize>,
+    pub(crate) running: Arc<AtomicUsize>,
     /// Messages handed to the transport.
-    pub sent: Arc<AtomicUsize>,
+    pub(crate) sent: Arc<AtomicUsize>,
 }
 
 impl Stub {
-    pub fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
             script: Arc::default(),
@@ -73,11 +73,11 @@ impl Stub {
         }
     }
 
-    pub fn script(&self, change: impl FnOnce(&mut Script)) {
+    pub(crate) fn script(&self, change: impl FnOnce(&mut Script)) {
         change(&mut self.script.lock().expect("lock"));
     }
 
-    pub fn running(&self) -> usize {
+    pub(crate) fn running(&self) -> usize {
         self.running.load(Ordering::SeqCst)
     }
 }
@@ -188,15 +188,13 @@ async fn replay(
     };
     give(TokenEvent::Ready(ready)).await;
     for (choice, sampling) in (0..).zip(&order.choices) {
-        let mut own = 0;
         let ids = script.ids.iter().take(sampling.max_tokens.0 as usize);
-        for (place, id) in ids.enumerate().skip(order.answered.len()) {
+        for (own, id) in ids.skip(order.answered.len()).enumerate() {
             if script.dies_after == Some(own) {
                 drop(events.send(Err(Status::unavailable("the stub breaks off"))).await);
                 return;
             }
-            own += 1;
-            if place > 0 {
+            if own > 0 {
                 tokio::time::sleep(script.between).await;
             }
             let logprob = sampling.logprobs.map(|_| script.logprob);
