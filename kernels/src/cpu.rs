@@ -275,7 +275,7 @@ impl Device for CpuDevice {
         style: NormWeight,
         eps: f32,
     ) -> Result<Tensor, OpError> {
-        self.norm("rms_norm", (x, None), weight, width, style, eps)
+        self.norm("rms_norm", (x, None), (weight, width), style, eps)
     }
 
     fn gated_norm(
@@ -287,7 +287,7 @@ impl Device for CpuDevice {
         eps: f32,
     ) -> Result<Tensor, OpError> {
         same_shape("gated_norm", x, gate)?;
-        self.norm("gated_norm", (x, Some(gate)), weight, width, NormWeight::Plain, eps)
+        self.norm("gated_norm", (x, Some(gate)), (weight, width), NormWeight::Plain, eps)
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<(), OpError> {
@@ -356,8 +356,7 @@ impl CpuDevice {
         &self,
         op: &'static str,
         (x, gate): (&Tensor, Option<&Tensor>),
-        weight: &Weight,
-        width: usize,
+        (weight, width): (&Weight, usize),
         style: NormWeight,
         eps: f32,
     ) -> Result<Tensor, OpError> {

@@ -1,6 +1,6 @@
 //! What the CPU device holds: rows, weights, slots, pages, bodies, recordings.
 
-use domain::family::{Family, TransitionForm};
+use domain::family::Family;
 use domain::model::{LayerSpec, LinearShape, ModelSpec};
 use domain::tuple::Dtype;
 use half::{bf16, f16};
@@ -239,7 +239,7 @@ impl Recording {
 
 /// This device computes the gated delta rule only.
 pub(crate) fn gdn_only(op: &'static str, shape: &LinearShape) -> Result<(), OpError> {
-    if shape.family == Family::Gdn && shape.family.transition() == TransitionForm::Dense {
+    if shape.family == Family::Gdn {
         Ok(())
     } else {
         Err(OpError::Unsupported { op, what: format!("{:?}", shape.family) })
