@@ -1,8 +1,9 @@
 //! Matrix products over panels of 16 columns, in safe code.
 //!
 //! [`pulp::Arch::dispatch`] compiles the tile loop for the widest vectors of the machine. Not a library's: that of the
-//! `gemm` crate is unsafe to call, and a weight that is packed once, at load, saves the packing of every product. Every element is summed in the order of
-//! the inner dimension, whatever else is computed beside it, so that a row's result does not depend on its neighbours.
+//! `gemm` crate is unsafe to call, and a weight that is packed once, at load, saves the packing of every product.
+//! Every element is summed in the order of the inner dimension, whatever else is computed beside it, so that a row's
+//! result does not depend on its neighbours.
 
 use std::cell::RefCell;
 
