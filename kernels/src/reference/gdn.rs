@@ -1,5 +1,6 @@
 use std::ops::Range;
 
+use hypic_algebra::{Token as _, gdn};
 use hypic_domain::model::LinearShape;
 
 use crate::plan::Rule;
@@ -141,12 +142,16 @@ impl Gdn<'_> {
             let a = f64::from(inputs.a[row * heads + head]) + f64::from(self.dt_bias[head]);
             let g = -f64::from(self.a_log[head]).exp() * (a.max(0.0) + (-a.abs()).exp().ln_1p());
             let b = 1.0 / (1.0 + (-f64::from(inputs.b[row * heads + head])).exp());
+            let token = gdn::Token { key: &k, value: v, beta: b, gate: g };
             let state = &mut running.state[head * key * value..][..key * value];
-            delta(state, g, b, &k, v);
+            token.advance(state, value);
+            token.write(state);
             out.extend((0..value).map(|j| (0..key).map(|i| state[i * value + j] * q[i]).sum::<f64>()));
             if let Some(record) = record.as_deref_mut() {
-                delta(&mut record.state[head * key * value..][..key * value], g, b, &k, v);
-                delta(&mut record.transition[head * key * key..][..key * key], g, b, &k, &vec![0.0; key]);
+                let state = &mut record.state[head * key * value..][..key * value];
+                token.advance(state, value);
+                token.write(state);
+                token.advance(&mut record.transition[head * key * key..][..key * key], key);
                 record.log_bound[head] += g;
             }
         }
@@ -178,16 +183,5 @@ impl Gdn<'_> {
         let own = (body.len * channels).min(body.tail.len());
         running.tail.extend(&body.tail[body.tail.len() - own..]);
         running.tail.drain(..own);
-    }
-}
-
-/// `S <- e^g S`, then `S <- S + b k (v - S^T k)^T`, for `S` `[key, value]`.
-fn delta(state: &mut [f64], g: f64, b: f64, k: &[f64], v: &[f64]) {
-    state.iter_mut().for_each(|x| *x *= g.exp());
-    for (j, v_j) in v.iter().enumerate() {
-        let read: f64 = k.iter().enumerate().map(|(i, k)| k * state[i * v.len() + j]).sum();
-        for (i, k) in k.iter().enumerate() {
-            state[i * v.len() + j] += b * k * (v_j - read);
-        }
     }
 }
