@@ -109,7 +109,8 @@ impl<D: Device> Memory<D> {
 
     /// A page that is only partly full is written next; while others share it, that takes a copy.
     fn must_copy(&self, hold: &Hold<D>) -> bool {
-        hold.context.live.len() % self.page_tokens != 0 && hold.pages.last().is_some_and(Lease::is_shared)
+        !hold.context.live.len().is_multiple_of(self.page_tokens)
+            && hold.pages.last().is_some_and(Lease::is_shared)
     }
 
     /// Makes room for `rows` more live tokens. False, and nothing changed, when pages are missing.

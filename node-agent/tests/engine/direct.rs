@@ -20,7 +20,7 @@ type Pages = <CpuDevice as Device>::Pages;
 type Recording = <CpuDevice as Device>::Recording;
 
 /// One slot, its pages, and a sequence in them.
-pub struct Direct<'a> {
+pub(crate) struct Direct<'a> {
     fixture: &'a Fixture,
     states: States,
     pages: Pages,
@@ -28,11 +28,11 @@ pub struct Direct<'a> {
 }
 
 /// What is recorded: where, and which rows of the program.
-pub type Recorded = (Arc<Mutex<Recording>>, Range<usize>);
+pub(crate) type Recorded = (Arc<Mutex<Recording>>, Range<usize>);
 
 impl<'a> Direct<'a> {
     /// A sequence of at most `tokens` live tokens.
-    pub fn new(fixture: &'a Fixture, tokens: usize) -> Self {
+    pub(crate) fn new(fixture: &'a Fixture, tokens: usize) -> Self {
         let pages = tokens.div_ceil(PAGE);
         let spec = fixture.spec();
         let mut states = fixture.device.states(spec, 1).unwrap();
@@ -46,7 +46,7 @@ impl<'a> Direct<'a> {
     }
 
     /// Computes rows of a program; returns the logits of the last one.
-    pub fn compute(
+    pub(crate) fn compute(
         &mut self,
         program: &Program,
         bodies: &[PlacedBody<CpuDevice>],
@@ -80,12 +80,12 @@ impl<'a> Direct<'a> {
         model.logits(device, &x, &[rows.len() - 1]).unwrap()
     }
 
-    pub fn recording(&self) -> Arc<Mutex<Recording>> {
+    pub(crate) fn recording(&self) -> Arc<Mutex<Recording>> {
         Arc::new(Mutex::new(self.fixture.device.recording(self.fixture.spec()).unwrap()))
     }
 
     /// What was recorded, as a body of the last `len` live tokens.
-    pub fn export(&self, recording: &Mutex<Recording>, len: usize) -> Arc<BodyLayers<CpuDevice>> {
+    pub(crate) fn export(&self, recording: &Mutex<Recording>, len: usize) -> Arc<BodyLayers<CpuDevice>> {
         let (device, spec) = (&self.fixture.device, self.fixture.spec());
         let body = Arc::new(BodyLayers::empty(spec.layers.len()));
         let recording = recording.lock().unwrap();
@@ -113,16 +113,16 @@ impl<'a> Direct<'a> {
     }
 
     /// The running state of a linear layer.
-    pub fn state(&self, layer: usize) -> Vec<f32> {
+    pub(crate) fn state(&self, layer: usize) -> Vec<f32> {
         self.fixture.device.slot_state(&self.states, 0, layer)
     }
 }
 
 /// A prompt's end: logits of its last row, and the states.
-pub struct End {
-    pub logits: Vec<f32>,
+pub(crate) struct End {
+    pub(crate) logits: Vec<f32>,
     /// By layer; empty for full layers.
-    pub states: Vec<Vec<f32>>,
+    pub(crate) states: Vec<Vec<f32>>,
 }
 
 fn end_of(direct: &Direct<'_>, logits: Vec<f32>) -> End {
@@ -135,7 +135,7 @@ fn end_of(direct: &Direct<'_>, logits: Vec<f32>) -> End {
 }
 
 /// The whole prompt in context.
-pub fn recompute(fixture: &Fixture, pieces: &[Piece]) -> End {
+pub(crate) fn recompute(fixture: &Fixture, pieces: &[Piece]) -> End {
     let program = Program::of_prompt(pieces, Mode::Recompute, 0, Ablation::None).unwrap();
     let mut direct = Direct::new(fixture, program.rows());
     let logits = direct.compute(&program, &[], 0..program.rows(), None);
@@ -143,7 +143,12 @@ pub fn recompute(fixture: &Fixture, pieces: &[Piece]) -> End {
 }
 
 /// The prompt composed of the given bodies.
-pub fn compose(fixture: &Fixture, pieces: &[Piece], seam: u32, bodies: &[Arc<BodyLayers<CpuDevice>>]) -> End {
+pub(crate) fn compose(
+    fixture: &Fixture,
+    pieces: &[Piece],
+    seam: u32,
+    bodies: &[Arc<BodyLayers<CpuDevice>>],
+) -> End {
     let program = Program::of_prompt(pieces, Mode::Pic, seam, Ablation::None).unwrap();
     let placed: Vec<_> = program
         .bodies
@@ -157,7 +162,7 @@ pub fn compose(fixture: &Fixture, pieces: &[Piece], seam: u32, bodies: &[Arc<Bod
 }
 
 /// Every segment built alone.
-pub fn build_alone(fixture: &Fixture, pieces: &[Piece], seam: u32) -> Vec<Arc<BodyLayers<CpuDevice>>> {
+pub(crate) fn build_alone(fixture: &Fixture, pieces: &[Piece], seam: u32) -> Vec<Arc<BodyLayers<CpuDevice>>> {
     let segments = pieces.iter().filter(|piece| piece.key.is_some());
     segments
         .map(|piece| {
@@ -171,7 +176,11 @@ pub fn build_alone(fixture: &Fixture, pieces: &[Piece], seam: u32) -> Vec<Arc<Bo
 }
 
 /// Every segment recorded behind its true prefix.
-pub fn build_in_context(fixture: &Fixture, pieces: &[Piece], seam: u32) -> Vec<Arc<BodyLayers<CpuDevice>>> {
+pub(crate) fn build_in_context(
+    fixture: &Fixture,
+    pieces: &[Piece],
+    seam: u32,
+) -> Vec<Arc<BodyLayers<CpuDevice>>> {
     let program = Program::of_prompt(pieces, Mode::Recompute, 0, Ablation::None).unwrap();
     let mut direct = Direct::new(fixture, program.rows());
     let (mut start, mut bodies) = (0, Vec::new());
@@ -189,7 +198,7 @@ pub fn build_in_context(fixture: &Fixture, pieces: &[Piece], seam: u32) -> Vec<A
 }
 
 /// `‖a − b‖ / ‖b‖`.
-pub fn relative(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn relative(a: &[f32], b: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let difference: f64 = a.iter().zip(b).map(|(x, y)| square(x - y)).sum();
     (difference / b.iter().map(|y| square(*y)).sum::<f64>()).sqrt()

@@ -29,13 +29,13 @@ use hypic_node_agent::engine::{BuiltTuple, Engine, EngineConfig, EngineError, Se
 use hypic_segment::{Clock, Segmenter};
 use hypic_store::{StoreEvent, StoredTuple};
 
-pub const IDENTITY: Identity = Identity([7; 32]);
+pub(crate) const IDENTITY: Identity = Identity([7; 32]);
 
 /// A model on a device that fills what it hands out with NaN.
 #[derive(Clone)]
-pub struct Fixture {
-    pub device: Arc<CpuDevice>,
-    pub model: Arc<dyn Model<CpuDevice>>,
+pub(crate) struct Fixture {
+    pub(crate) device: Arc<CpuDevice>,
+    pub(crate) model: Arc<dyn Model<CpuDevice>>,
 }
 
 impl Fixture {
@@ -45,11 +45,11 @@ impl Fixture {
         Self { device, model: model.into() }
     }
 
-    pub fn spec(&self) -> &ModelSpec {
+    pub(crate) fn spec(&self) -> &ModelSpec {
         self.model.spec()
     }
 
-    pub fn config(&self) -> EngineConfig {
+    pub(crate) fn config(&self) -> EngineConfig {
         EngineConfig {
             identity: IDENTITY,
             seam: 8,
@@ -67,7 +67,7 @@ impl Fixture {
     }
 
     /// An engine with some settings changed, and the tuples that it builds.
-    pub fn engine(&self, change: impl FnOnce(&mut EngineConfig)) -> Agent {
+    pub(crate) fn engine(&self, change: impl FnOnce(&mut EngineConfig)) -> Agent {
         let mut config = self.config();
         change(&mut config);
         let tuples = Tuples::default();
@@ -87,22 +87,22 @@ impl Fixture {
 }
 
 /// A segment as it is ordered to be built.
-pub fn to_build((key, ids): (SegmentKey, Vec<u32>)) -> Segment {
+pub(crate) fn to_build((key, ids): (SegmentKey, Vec<u32>)) -> Segment {
     Segment { key, scope: Scope::PUBLIC, ids }
 }
 
-pub fn tiny_dir() -> PathBuf {
+pub(crate) fn tiny_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/hypic-tiny")
 }
 
 /// The trained small model.
-pub fn tiny() -> &'static Fixture {
+pub(crate) fn tiny() -> &'static Fixture {
     static TINY: OnceLock<Fixture> = OnceLock::new();
     TINY.get_or_init(|| Fixture::load(&tiny_dir()))
 }
 
 /// A random model with half lives of 8 to 8192 tokens.
-pub fn random() -> &'static Fixture {
+pub(crate) fn random() -> &'static Fixture {
     static RANDOM: OnceLock<Fixture> = OnceLock::new();
     RANDOM.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
@@ -112,30 +112,36 @@ pub fn random() -> &'static Fixture {
 }
 
 /// Numbers that look random and are the same every time.
-pub struct Draw(pub u64);
+pub(crate) struct Draw(pub u64);
 
 impl Draw {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
 
-    pub fn ids(&mut self, count: usize, vocab: usize) -> Vec<u32> {
+    pub(crate) fn ids(&mut self, count: usize, vocab: usize) -> Vec<u32> {
         (0..count).map(|_| (self.next() % vocab as u64) as u32).collect()
     }
 }
 
-pub fn live(ids: Vec<u32>) -> Piece {
+pub(crate) fn live(ids: Vec<u32>) -> Piece {
     Piece { ids, origin: Origin::Query, key: None }
 }
 
-pub fn segment(ids: Vec<u32>) -> Piece {
+pub(crate) fn segment(ids: Vec<u32>) -> Piece {
     let key = SegmentKey::derive(&IDENTITY, &Scope::PUBLIC, &ids);
     Piece { ids, origin: Origin::Part, key: Some(key) }
 }
 
 /// A live head, segments of the given lengths, and a live query.
-pub fn random_pieces(seed: u64, vocab: usize, head: usize, segments: &[usize], query: usize) -> Vec<Piece> {
+pub(crate) fn random_pieces(
+    seed: u64,
+    vocab: usize,
+    head: usize,
+    segments: &[usize],
+    query: usize,
+) -> Vec<Piece> {
     let mut draw = Draw(seed);
     let mut pieces = vec![live(draw.ids(head, vocab))];
     pieces.extend(segments.iter().map(|len| segment(draw.ids(*len, vocab))));
@@ -143,11 +149,11 @@ pub fn random_pieces(seed: u64, vocab: usize, head: usize, segments: &[usize], q
     pieces
 }
 
-pub fn greedy(max_tokens: u32) -> Sampling {
+pub(crate) fn greedy(max_tokens: u32) -> Sampling {
     Sampling { temperature: 0.0, max_tokens: Tokens(max_tokens), ..Sampling::default() }
 }
 
-pub fn order(pieces: Vec<Piece>, mode: Mode, sampling: Sampling) -> Order {
+pub(crate) fn order(pieces: Vec<Piece>, mode: Mode, sampling: Sampling) -> Order {
     Order {
         id: "test".into(),
         tenant: "test".into(),
@@ -165,7 +171,7 @@ pub fn order(pieces: Vec<Piece>, mode: Mode, sampling: Sampling) -> Order {
 }
 
 /// Boundaries behind every piece but the last.
-pub fn with_boundaries(mut order: Order) -> Order {
+pub(crate) fn with_boundaries(mut order: Order) -> Order {
     let mut ids = Vec::new();
     let inner = order.pieces.len() - 1;
     for piece in &order.pieces[..inner] {
@@ -178,50 +184,54 @@ pub fn with_boundaries(mut order: Order) -> Order {
 
 /// Tuples by key, as a store would keep them.
 #[derive(Clone, Default)]
-pub struct Tuples(Arc<Mutex<HashMap<SegmentKey, StoredTuple>>>);
+pub(crate) struct Tuples(Arc<Mutex<HashMap<SegmentKey, StoredTuple>>>);
 
 impl Tuples {
     fn put(&self, tuple: StoredTuple) {
         self.0.lock().unwrap().insert(*tuple.key(), tuple);
     }
 
-    pub fn find(&self, key: &SegmentKey) -> Option<StoredTuple> {
+    pub(crate) fn clear(&self) {
+        self.0.lock().unwrap().clear();
+    }
+
+    pub(crate) fn find(&self, key: &SegmentKey) -> Option<StoredTuple> {
         self.0.lock().unwrap().get(key).cloned()
     }
 }
 
 /// An engine and its tuples.
-pub struct Agent {
-    pub engine: Engine,
-    pub tuples: Tuples,
+pub(crate) struct Agent {
+    pub(crate) engine: Engine,
+    pub(crate) tuples: Tuples,
     /// Snapshots told of and not taken back.
-    pub kept: Arc<AtomicI64>,
+    pub(crate) kept: Arc<AtomicI64>,
 }
 
 /// A whole answer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answer {
-    pub ready: ReadyState,
+pub(crate) struct Answer {
+    pub(crate) ready: ReadyState,
     /// By choice.
-    pub tokens: Vec<Vec<DrawnToken>>,
+    pub(crate) tokens: Vec<Vec<DrawnToken>>,
     /// By choice.
-    pub finished: Vec<Option<FinishReason>>,
+    pub(crate) finished: Vec<Option<FinishReason>>,
 }
 
 impl Answer {
-    pub fn ids(&self) -> Vec<u32> {
+    pub(crate) fn ids(&self) -> Vec<u32> {
         self.tokens[0].iter().map(|token| token.id).collect()
     }
 
     /// Log probabilities of the whole vocabulary at one place of the first choice, by id.
-    pub fn row(&self, place: usize) -> Vec<f32> {
+    pub(crate) fn row(&self, place: usize) -> Vec<f32> {
         let mut row = self.tokens[0][place].top.clone();
         row.sort_unstable_by_key(|(id, _)| *id);
         row.into_iter().map(|(_, logprob)| logprob).collect()
     }
 
     /// Bits of all probabilities told.
-    pub fn bits(&self) -> Vec<Vec<(u32, u32)>> {
+    pub(crate) fn bits(&self) -> Vec<Vec<(u32, u32)>> {
         let bits = |token: &DrawnToken| token.top.iter().map(|(id, p)| (*id, p.to_bits())).collect();
         self.tokens.iter().flatten().map(bits).collect()
     }
@@ -229,7 +239,7 @@ impl Answer {
 
 impl Agent {
     /// Begins an answer: what `tuples` has is a hit, the rest is built.
-    pub fn begin(&self, order: Order, tuples: &Tuples) -> TokenStream {
+    pub(crate) fn begin(&self, order: Order, tuples: &Tuples) -> TokenStream {
         let (feed, stream) = self.engine.generate(order);
         for (piece, head) in feed.wanted() {
             match tuples.find(&head.key) {
@@ -243,12 +253,12 @@ impl Agent {
     }
 
     /// A whole answer, with the tuples that were built here before.
-    pub fn ask(&self, order: Order) -> Result<Answer, EngineError> {
+    pub(crate) fn ask(&self, order: Order) -> Result<Answer, EngineError> {
         finish(self.begin(order, &self.tuples))
     }
 
     /// Waits until nothing runs, and asserts that everything is free.
-    pub fn assert_all_free(&self) {
+    pub(crate) fn assert_all_free(&self) {
         for _ in 0..2000 {
             let load = self.engine.load();
             if load.running + load.queued + load.builds == 0 && load.slots_free == load.slots_total {
@@ -264,7 +274,7 @@ impl Agent {
 }
 
 /// Reads a stream to its end.
-pub fn finish(mut stream: TokenStream) -> Result<Answer, EngineError> {
+pub(crate) fn finish(mut stream: TokenStream) -> Result<Answer, EngineError> {
     let mut answer = Answer::default();
     while let Some(event) = stream.blocking_next() {
         let place = |answer: &mut Answer, choice: u32| {
@@ -289,16 +299,16 @@ pub fn finish(mut stream: TokenStream) -> Result<Answer, EngineError> {
 }
 
 /// A row of the questions file.
-pub struct Question {
-    pub id: String,
-    pub cell: String,
-    pub pieces: Vec<Piece>,
+pub(crate) struct Question {
+    pub(crate) id: String,
+    pub(crate) cell: String,
+    pub(crate) pieces: Vec<Piece>,
     /// First token of the answer.
-    pub answer: u32,
+    pub(crate) answer: u32,
 }
 
 /// The demo's questions, cut as the router cuts them.
-pub fn questions() -> &'static [Question] {
+pub(crate) fn questions() -> &'static [Question] {
     static QUESTIONS: OnceLock<Vec<Question>> = OnceLock::new();
     QUESTIONS.get_or_init(|| {
         let file: ModelFile = serde_json::from_value(serde_json::json!({

@@ -1,5 +1,7 @@
 //! Slots and pages: short, reused, and always given back.
 
+use std::sync::Mutex;
+
 use hypic_domain::flow::{Mode, Order};
 use hypic_domain::sampling::{FinishReason, Sampling};
 use hypic_domain::unit::Bytes;
@@ -134,6 +136,31 @@ fn lack_of_slots_is_a_wait() {
         assert_eq!(finish(stream).unwrap().ids().len(), 4);
     }
     agent.assert_all_free();
+}
+
+#[test]
+fn a_flood_of_one_tenant_does_not_hold_up_another() {
+    let fixture = random();
+    let agent = fixture.engine(|config| config.slots = 1);
+    let ask = |tenant: &str| {
+        let mut order = order(vec![live(vec![3; 200])], Mode::Recompute, greedy(20));
+        order.tenant = tenant.into();
+        agent.begin(order, &Tuples::default())
+    };
+    let mut streams: Vec<_> = (0..10).map(|_| ("flood", ask("flood"))).collect();
+    streams.push(("other", ask("other")));
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for (tenant, stream) in streams {
+            let done = &done;
+            scope.spawn(move || {
+                finish(stream).unwrap();
+                done.lock().unwrap().push(tenant);
+            });
+        }
+    });
+    let done = done.into_inner().unwrap();
+    assert!(done.iter().position(|tenant| *tenant == "other").unwrap() < 7, "{done:?}");
 }
 
 #[test]

@@ -59,6 +59,7 @@ fn every_variant_is_as_right_and_as_wrong_as_the_prototype() {
                 sums.1 += gap::kl(&reference.row(0), &answer.row(0));
             }
         }
+        agents.iter().for_each(|agent| agent.tuples.clear());
         for (question, reference) in questions.iter().zip(&references) {
             let cell = cells.entry(&question.cell).or_default();
             cell.questions += 1;
