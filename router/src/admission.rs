@@ -110,7 +110,8 @@ impl Place {
     /// [`Refusal::ShutDown`] when the queue itself is gone.
     pub async fn turn(mut self) -> Result<(Turn, Duration), Refusal> {
         let turn = (&mut self.turn).await.map_err(|_| Refusal::ShutDown)?;
-        Ok((turn, self.since.elapsed()))
+        let waited = turn.since.saturating_duration_since(self.since);
+        Ok((turn, waited))
     }
 }
 

@@ -104,6 +104,16 @@ struct Known {
     breaker: Breaker,
     /// Rows sent since the agent last told its load.
     sent_rows: u64,
+    /// How often it told its load.
+    told: u64,
+}
+
+/// Rows that were sent to an agent. Dropping it takes them off the agent's load.
+pub struct Sent {
+    fleet: Arc<FleetView>,
+    agent: AgentId,
+    rows: u64,
+    told: u64,
 }
 
 impl FleetView {
@@ -141,6 +151,7 @@ impl FleetView {
         self.change(|state| {
             if let Some(known) = state.agents.get_mut(id) {
                 known.sent_rows = 0;
+                known.told += 1;
                 known.seen = Some(seen);
             }
             state.choose_identity();
@@ -173,13 +184,15 @@ impl FleetView {
         }
     }
 
-    /// A prompt of so many rows was sent to an agent.
-    pub fn sent(&self, id: &AgentId, rows: u64) {
-        self.change(|state| {
-            if let Some(known) = state.agents.get_mut(id) {
+    /// A prompt of so many rows is sent to an agent.
+    pub fn sent(self: &Arc<Self>, id: &AgentId, rows: u64) -> Sent {
+        let told = self.change(|state| {
+            state.agents.get_mut(id).map_or(0, |known| {
                 known.sent_rows += rows;
-            }
+                known.told
+            })
         });
+        Sent { fleet: self.clone(), agent: id.clone(), rows, told }
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -192,6 +205,20 @@ impl FleetView {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        self.fleet.change(|state| {
+            let Some(known) = state.agents.get_mut(&self.agent) else { return };
+            if known.told == self.told {
+                known.sent_rows = known.sent_rows.saturating_sub(self.rows);
+            } else if let Some(seen) = &mut known.seen {
+                // What the agent told since had these rows in it.
+                seen.rows_ahead = seen.rows_ahead.saturating_sub(self.rows);
+            }
+        });
     }
 }
 

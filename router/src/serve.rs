@@ -158,7 +158,7 @@ async fn answer_in_turn(
 
         let Some(agent) = snapshot.topology.agent(&placement.combine) else { return Err(Refusal::Internal) };
         let answered = answering.resumable().ok_or(Refusal::KeepAgent)?.to_vec();
-        front.fleet.sent(&agent.id, u64::from(prompt_tokens.0));
+        let _sent = front.fleet.sent(&agent.id, u64::from(prompt_tokens.0));
         let order = Addressed {
             epoch: snapshot.topology.epoch,
             identity,

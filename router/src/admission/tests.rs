@@ -7,7 +7,7 @@ fn admission(running: usize, queued: usize) -> Admission {
 }
 
 fn admit(admission: &Admission, tenant: &str) -> Place {
-    admission.admit(&TenantId::from(tenant), None).ok().expect("a place")
+    admission.admit(&TenantId::from(tenant), None).expect("a place")
 }
 
 /// The turn, if it is there already.
@@ -67,8 +67,8 @@ fn who_leaves_the_queue_frees_its_place_and_its_turn() {
 fn a_tenant_at_its_own_limit_does_not_hold_up_the_others() {
     let admission = admission(4, 10);
     let one = TenantId::from("one");
-    let running = now(admission.admit(&one, Some(1)).ok().expect("place")).expect("runs");
-    let second = admission.admit(&one, Some(1)).ok().expect("place");
+    let running = now(admission.admit(&one, Some(1)).expect("place")).expect("runs");
+    let second = admission.admit(&one, Some(1)).expect("place");
     assert_eq!(admission.counts(), (1, 1));
     let other = now(admit(&admission, "two")).expect("runs at once");
     drop(running);

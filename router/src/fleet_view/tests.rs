@@ -75,11 +75,17 @@ fn a_lost_or_failing_agent_is_not_used() {
 }
 
 #[test]
-fn rows_sent_since_the_last_answer_count_as_load() {
-    let view = FleetView::new(topology(1, &["a"]));
+fn rows_under_way_count_as_load_until_they_are_done() {
+    let view = Arc::new(FleetView::new(topology(1, &["a"])));
+    let load = || view.snapshot().agent(&"a".into()).expect("seen").seen.rows_ahead;
     view.saw(&"a".into(), seen(1));
-    view.sent(&"a".into(), 700);
-    assert_eq!(view.snapshot().agent(&"a".into()).expect("seen").seen.rows_ahead, 700);
-    view.saw(&"a".into(), seen(1));
-    assert_eq!(view.snapshot().agent(&"a".into()).expect("seen").seen.rows_ahead, 0);
+    let first = view.sent(&"a".into(), 700);
+    let second = view.sent(&"a".into(), 50);
+    assert_eq!(load(), 750);
+    drop(first);
+    assert_eq!(load(), 50);
+    view.saw(&"a".into(), Seen { rows_ahead: 60, ..seen(1) });
+    assert_eq!(load(), 60, "the agent's own word counts");
+    drop(second);
+    assert_eq!(load(), 10, "and what is done is taken off it");
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use serde_json::{Value, json};
@@ -22,10 +23,12 @@ pub(super) async fn list(
 
 pub(super) async fn one(
     State(front): State<Arc<Front>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Refusal> {
     check_key(&front, &headers)?;
+    // An id that is no text names no model.
+    let Path(id) = id.map_err(|_| Refusal::FindPath)?;
     if id == front.model.name.as_str() {
         Ok(Json(model(&front)))
     } else {

@@ -54,6 +54,10 @@ impl Options {
         // Where both are set the newer name wins.
         let max_tokens = body.count("max_tokens", 1..=u32::MAX)?;
         let max_tokens = body.count("max_completion_tokens", 1..=u32::MAX)?.or(max_tokens);
+        let sampling = sampling(body)?;
+        if max_tokens.is_some_and(|most| sampling.min_tokens.0 > most) {
+            return Err(Refusal::bad("min_tokens", "'min_tokens' is more than the answer may have"));
+        }
         let seed = body.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
         let hypic = body.object("hypic")?;
         let mode = hypic.as_ref().map(|hypic| hypic.string("mode")).transpose()?.flatten();
@@ -68,7 +72,7 @@ impl Options {
             ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
             // A negative seed is as good as any other: its bits are the seed.
             seed: seed.map(|seed| seed as u64),
-            sampling: sampling(body)?,
+            sampling,
             mode: mode.map(str::to_owned),
             measure_gap: measure_gap.unwrap_or(false),
         })
@@ -207,6 +211,7 @@ mod tests {
             (json!({"temperature": 2.5}), "temperature"),
             (json!({"top_p": 0}), "top_p"),
             (json!({"n": 0}), "n"),
+            (json!({"min_tokens": 9, "max_tokens": 8}), "min_tokens"),
             (json!({"stop": [1]}), "stop[0]"),
             (json!({"stop": ""}), "stop"),
             (json!({"logit_bias": {"x": 1}}), "logit_bias.x"),
