@@ -1,4 +1,5 @@
-//! Builds the kernels: as machine code with nvcc (feature `cuda`), as host code with the C++ compiler (feature `fibers`).
+//! Builds the kernels: as machine code with nvcc (feature `cuda`), as host code with the C++ compiler
+//! (feature `fibers`).
 
 fn main() {
     println!("cargo::rerun-if-changed=device");
@@ -54,7 +55,14 @@ mod nvcc {
             let stem = file.file_stem().expect("it has an extension").to_string_lossy().into_owned();
             let hopper = stem.ends_with(HOPPER);
             let image = out.join(format!("{stem}.fatbin"));
-            let built = compile(&nvcc, file, &image, if hopper { &PORTABLE[1..2] } else { &PORTABLE });
+            // An image newer than its file and all headers is still right; one file takes seconds, all of
+            // them a minute.
+            let log = out.join(format!("{stem}.log"));
+            let built = match fs::read_to_string(&log) {
+                Ok(report) if newer(&log, file) => report,
+                _ => compile(&nvcc, file, &image, if hopper { &PORTABLE[1..2] } else { &PORTABLE }),
+            };
+            fs::write(&log, &built).expect("OUT_DIR is writable");
             let kernels = entries(&built);
             table += &format!(
                 "    Module {{ hopper: {hopper}, kernels: &{kernels:?}, image: include_bytes!({image:?}) }},\n"
@@ -65,10 +73,20 @@ mod nvcc {
         fs::write(out.join("registers.txt"), report).expect("OUT_DIR is writable");
     }
 
+    /// Whether `log` is newer than `file` and every header beside it.
+    fn newer(log: &Path, file: &Path) -> bool {
+        let changed = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+        let headers = fs::read_dir("device").into_iter().flatten().flatten().map(|entry| entry.path());
+        let headers = headers.filter(|path| path.extension().is_some_and(|e| e == "cuh"));
+        headers.chain([file.to_owned()]).all(|path| changed(&path) < changed(log))
+    }
+
     /// The kernels of one file, from the assembler's report.
     fn entries(report: &str) -> Vec<&str> {
-        let mut names: Vec<&str> =
-            report.lines().filter_map(|line| line.split("Compiling entry function '").nth(1)?.split('\'').next()).collect();
+        let mut names: Vec<&str> = report
+            .lines()
+            .filter_map(|line| line.split("Compiling entry function '").nth(1)?.split('\'').next())
+            .collect();
         names.sort_unstable();
         names.dedup();
         names
@@ -84,8 +102,9 @@ mod nvcc {
             .unwrap_or_else(|| "nvcc".into())
     }
 
-    /// Compiles one file and returns the compiler's report. A kernel that spills, or whose wgmmas the assembler serializes, fails
-    /// the build.
+    /// Compiles one file and returns the compiler's report. A kernel that spills, or whose wgmmas the
+    /// assembler serializes, fails the build.
+    #[allow(clippy::panic, reason = "a build script has no other way to say what went wrong")]
     fn compile(nvcc: &Path, source: &Path, image: &Path, targets: &[&str]) -> String {
         let plain_copies = var_os("CARGO_FEATURE_PLAIN_COPIES").map(|_| "-DHYPIC_PLAIN_COPIES");
         let output = Command::new(nvcc)
@@ -96,11 +115,14 @@ mod nvcc {
             .arg(image)
             .arg(source)
             .output()
-            .unwrap_or_else(|e| panic!("cannot start {}: {e}; kernels/cuda/toolchain.sh installs it", nvcc.display()));
+            .unwrap_or_else(|e| {
+                panic!("cannot start {}: {e}; kernels/cuda/toolchain.sh installs it", nvcc.display())
+            });
         let report = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{}: {report}", source.display());
         for line in report.lines() {
-            let spills = line.contains("spill") && !line.contains("0 bytes spill stores, 0 bytes spill loads");
+            let spills =
+                line.contains("spill") && !line.contains("0 bytes spill stores, 0 bytes spill loads");
             assert!(!spills && !line.contains("serialized"), "{}: {line}", source.display());
         }
         report

@@ -9,7 +9,8 @@
 // S stays in fp32 in the accumulators; its fp16 pair (22 bits) is what the tensor cores read. Two block barriers per step: the S tile
 // is ready, u~ is ready. S tiles alternate, so nobody waits for readers.
 //
-// HYPIC_PLAIN_COPIES builds the ring with ordinary loads and stores, for race checkers, which do not follow bulk copies.
+// HYPIC_PLAIN_COPIES builds the ring from ordinary loads, stores and barriers, for race checkers: they follow neither bulk copies nor
+// mbarriers.
 #include "seam_record.cuh"
 
 constexpr int THREADS = 416, S_TILE = 18432, U_TILE = 1024, TILE = 32768, SLICE_WRITES = WRITE_FLOATS;  // bytes of a slice: a quarter of 4x
@@ -20,14 +21,34 @@ template <class Stored> struct Ring {
   static constexpr int STAGE = (S_AT + S_BYTES + 1023) / 1024 * 1024;
 };
 
-// One copy of the producer warp.
-DEV void ring_load(uint8_t* to, const void* from, uint32_t bytes, uint32_t full, int lane) {
+// The ring between the producer warp and the twelve others: a copy by the whole warp, and a stage that is full or free again.
 #ifdef HYPIC_PLAIN_COPIES
+DEV void ring_init(uint32_t, int) {}
+DEV void ring_load(uint8_t* to, const void* from, uint32_t bytes, uint32_t, int lane) {
   for (uint32_t i = lane * 16; i < bytes; i += 512) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>((const uint8_t*)from + i);
-#else
-  if (lane == 0) bulk_load(shared_address(to), from, bytes, full);
-#endif
 }
+DEV void ring_expect(uint32_t, uint32_t, int) {}
+DEV void ring_filled(int stage) { fence_async(); named_arrive(4 + stage, THREADS); }
+DEV void ring_wait_full(uint32_t, int stage, int) { named_sync(4 + stage, THREADS); }
+DEV void ring_release(uint32_t, int stage, bool again, int) { if (again) named_arrive(8 + stage, THREADS); }
+DEV void ring_wait_free(uint32_t, int stage, int) { named_sync(8 + stage, THREADS); }
+#else
+DEV void ring_init(uint32_t full, int stages) {
+  for (int i = 0; i < stages; ++i) { barrier_init(full + 8 * i, 1); barrier_init(full + 8 * (stages + i), 12); }
+  barrier_init_done();
+}
+DEV void ring_load(uint8_t* to, const void* from, uint32_t bytes, uint32_t full, int lane) {
+  if (lane == 0) bulk_load(shared_address(to), from, bytes, full);
+}
+DEV void ring_expect(uint32_t full, uint32_t bytes, int lane) { if (lane == 0) barrier_expect(full, bytes); }
+DEV void ring_filled(int) {}
+DEV void ring_wait_full(uint32_t full, int, int round) { barrier_wait(full, round & 1); }
+DEV void ring_release(uint32_t empty, int, bool, int lane) {  // one arrival per warp
+  __syncwarp();
+  if (lane == 0) barrier_arrive(empty);
+}
+DEV void ring_wait_free(uint32_t empty, int, int round) { barrier_wait(empty, round & 1); }
+#endif
 
 template <class Stored>
 DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* __restrict__ arena, const uint64_t* __restrict__ transition_of,
@@ -43,15 +64,9 @@ DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* _
   const int steps = (int)(first_step[blockIdx.y + 1] - step0);
   if (steps == 0) return;  // the state stays as it is
   float* const home = state + ((size_t)blockIdx.y * heads + head) * 128 * 128 + slice * 32;
-  if (thread == 0) {
-    for (int i = 0; i < R::STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, 12); }
-    barrier_init_done();
-  }
+  if (thread == 0) ring_init(full, R::STAGES);
   sync();
-  auto release = [&](int stage) {  // one arrival per warp
-    __syncwarp();
-    if (lane == 0) barrier_arrive(empty + 8 * stage);
-  };
+  auto release = [&](int n) { ring_release(empty + 8 * (n % R::STAGES), n % R::STAGES, n + R::STAGES < steps, lane); };
 
   if (warp == 12) {  // ---- producer
     uint64_t t_offset = 0, s_offset = 0;
@@ -64,20 +79,14 @@ DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* _
       const int stage = n % R::STAGES;
       uint8_t* const to = shared + stage * R::STAGE;
       const uint32_t bar = full + 8 * stage;
-      if (n >= R::STAGES) barrier_wait(empty + 8 * stage, (n / R::STAGES - 1) & 1);
+      if (n >= R::STAGES) ring_wait_free(empty + 8 * stage, stage, n / R::STAGES - 1);
       const size_t pair = (size_t)(step0 + n) * heads + head;
-#ifndef HYPIC_PLAIN_COPIES
-      if (lane == 0) barrier_expect(bar, (t != NONE ? R::T_BYTES : 0) + RECORD_BYTES + SLICE_WRITES + R::S_BYTES);
-#endif
+      ring_expect(bar, (t != NONE ? R::T_BYTES : 0) + RECORD_BYTES + SLICE_WRITES + R::S_BYTES, lane);
       if (t != NONE) ring_load(to, arena + t, R::T_BYTES, bar, lane);
       ring_load(to + R::T_BYTES, records + pair * RECORD_BYTES, RECORD_BYTES, bar, lane);
       ring_load(to + R::WRITES_AT, (const uint8_t*)writes + (pair * 4 + slice) * SLICE_WRITES, SLICE_WRITES, bar, lane);
       ring_load(to + R::S_AT, arena + s + slice * R::S_BYTES, R::S_BYTES, bar, lane);
-#ifdef HYPIC_PLAIN_COPIES
-      fence_async();
-      __syncwarp();
-      if (lane == 0) barrier_arrive(bar);
-#endif
+      ring_filled(stage);
     }
   } else if (warp >= 8) {  // ---- seam warpgroup
     // A = the record itself: its tiles are 8-row groups 2048 bytes apart, so rows are W hi, W lo, q' hi, q' lo, K (and 24 rows of noise
@@ -87,7 +96,7 @@ DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* _
       const int stage = n % R::STAGES;
       const uint8_t* at = shared + stage * R::STAGE;
       const SeamGates* gates = reinterpret_cast<const SeamGates*>(at + R::T_BYTES + GATES_AT);
-      barrier_wait(full + 8 * stage, (n / R::STAGES) & 1);
+      ring_wait_full(full + 8 * stage, stage, n / R::STAGES);
       // K of this step becomes rows 64-71 of the B tile.
       *reinterpret_cast<uint4*>(s_tiles + (n & 1) * S_TILE + ((thread >> 6) & 1) * 9216 + 8192 + (thread & 63) * 16) =
           *reinterpret_cast<const uint4*>(at + R::T_BYTES + 8192 + (thread & 127) * 16);
@@ -129,7 +138,7 @@ DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* _
           *reinterpret_cast<float2*>(out + ((size_t)(gates->row + g) * heads + head) * 128 + slice * 32 + 8 * j + c2) =
               make_float2(write[j].x + r[j][0], write[j].y + r[j][1]);
       }
-      release(stage);
+      release(n);
     }
   } else {  // ---- two warpgroups on T S
     const int row = warp * 16 + g;
@@ -153,7 +162,7 @@ DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* _
     bool live;
     auto fetch = [&](int n) {  // S_C and gates of step n, read while the state before it is still being published
       const int stage = n % R::STAGES;
-      barrier_wait(full + 8 * stage, (n / R::STAGES) & 1);
+      ring_wait_full(full + 8 * stage, stage, n / R::STAGES);
       const SeamGates* gates = reinterpret_cast<const SeamGates*>(shared + stage * R::STAGE + R::T_BYTES + GATES_AT);
       const Stored* p = reinterpret_cast<const Stored*>(shared + stage * R::STAGE + R::S_AT) + (warp * 128 + lane) * 4;
       all = gates->all;
@@ -208,7 +217,7 @@ DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* _
 #pragma unroll
           for (int e = 0; e < 4; ++e) s[j][e] = sc[j][e];
       }
-      release(stage);
+      release(n);
       if (n + 1 < steps) { fetch(n + 1); publish((n + 1) & 1); }
     }
 #pragma unroll

@@ -25,6 +25,12 @@ DEV void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 DEV void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+DEV void bulk_store_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// ---- copies of 16 bytes by each thread; where `there` is false, zeros. The barrier counts the thread once its copies are done.
+DEV void copy16(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+DEV void copies_arrive(uint32_t bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"); }
 // What ordinary stores wrote becomes visible to bulk copies and wgmma.
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // ---- barriers of a part of the block
@@ -33,6 +39,9 @@ DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"
 // ---- 8x8 matrices between shared memory and the fragments of mma
 DEV void load_matrices(uint32_t (&r)[4], uint32_t at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+DEV void load_transposed(uint32_t (&r)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 DEV void store_matrices(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
@@ -50,6 +59,7 @@ DEV void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEV uint32_t pack(float x, float y) { __half2 h = __floats2half2_rn(x, y); return *reinterpret_cast<uint32_t*>(&h); }
+DEV uint32_t pack_bf16(float x, float y) { __nv_bfloat162 h = __floats2bfloat162_rn(x, y); return *reinterpret_cast<uint32_t*>(&h); }
 DEV float2 unpack(uint32_t x) { return __half22float2(*reinterpret_cast<__half2*>(&x)); }
 // x = hi + lo with 22 bits: two fp16 products give an fp32-like result when the other operand is fp16.
 DEV void split(float x, float y, uint32_t& hi, uint32_t& lo) {
@@ -94,20 +104,7 @@ template <int SIGN, int ACC> DEV void wgmma_72(float (&d)[36], uint64_t a, uint6
       "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
     : "l"(a), "l"(b), "n"(SIGN), "n"(ACC));
 }
-// A from registers (the D fragment of an earlier product), B K contiguous.
-template <int SIGN, int ACC> DEV void wgmma_64_chained(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"
-    "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-    "{%32, %33, %34, %35}, %36, p, %37, 1, 0;\n}"
-    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-      "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-      "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-      "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(SIGN), "n"(ACC));
-}
-// A from registers, B [16 x 128] N contiguous.
+// A from registers (the D fragment of an earlier product), B [16 x 128] N contiguous.
 template <int SIGN, int ACC> DEV void wgmma_128_chained(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %70, 0;\n"
     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"

@@ -1,7 +1,10 @@
-//! How far kernels may be from f64, relative in the Frobenius norm: one table, the same for fibers and for the device.
+//! How far kernels may be from f64, relative in the Frobenius norm: one table, the same for fibers and for
+//! the device.
 
-/// Outputs and states of the token recurrence after a thousand tokens: fp32 arithmetic on the same bf16 inputs.
-pub const RECURRENCE: f64 = 5e-6;
+/// Outputs and states of the token recurrence after a thousand tokens: fp32 arithmetic on the same bf16
+/// inputs. The delta rule takes most of what it writes away again, so rounding grows relative to what is
+/// left.
+pub const RECURRENCE: f64 = 1e-5;
 /// States after compose + seam, against f64 on the operands as stored: what the arithmetic adds.
 pub const COMPOSE_STATE: f64 = 1e-6;
 /// Outputs of the seam's rows in the same comparison.

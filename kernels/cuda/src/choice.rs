@@ -7,7 +7,8 @@ use crate::view::{Family, Shape};
 pub enum ComposeForm {
     /// Plain loops, for everything.
     Plain,
-    /// Tensor cores and bulk copies of sm_90a: gated delta rule, width 128, at most eight rows between two tuples.
+    /// Tensor cores and bulk copies of sm_90a: gated delta rule, width 128, at most eight rows between two
+    /// tuples.
     Hopper,
 }
 

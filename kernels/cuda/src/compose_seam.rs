@@ -3,8 +3,8 @@ use crate::launch::Launch;
 use crate::view::{has_delta, stem};
 use crate::{Buffer, Device, Error, Program, Result, Rows};
 
-/// One layer's live rows between cached bodies, for every request of a batch: in order, rows advance the state and yield outputs,
-/// then `S <- T S + S_body` (DESIGN §4, Used).
+/// One layer's live rows between cached bodies, for every request of a batch: in order, rows advance the
+/// state and yield outputs, then `S <- T S + S_body` (DESIGN §4, Used).
 pub struct ComposeSeam<'a> {
     /// The live rows, in the order of the program's steps.
     pub rows: Rows<'a>,
@@ -66,7 +66,12 @@ pub fn compose_seam(device: &Device, layer: ComposeSeam<'_>) -> Result<()> {
 pub(crate) fn compose_seam_as(device: &Device, layer: ComposeSeam<'_>, form: ComposeForm) -> Result<()> {
     let ComposeSeam { rows, program, arena, state, out, scratch } = layer;
     let shape = program.shape;
-    Error::unless(rows.shape == shape, "the shape of the rows", format!("{shape:?}"), format!("{:?}", rows.shape))?;
+    Error::unless(
+        rows.shape == shape,
+        "the shape of the rows",
+        format!("{shape:?}"),
+        format!("{:?}", rows.shape),
+    )?;
     let count = rows.count()?;
     Error::unless(count == program.rows, "rows", program.rows, count)?;
     Error::unless(arena.len() as u64 >= program.arena_end, "the arena", program.arena_end, arena.len())?;

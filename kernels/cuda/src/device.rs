@@ -1,8 +1,10 @@
 use std::sync::Arc;
 
+#[cfg(not(feature = "cuda"))]
+use crate::Error;
+use crate::Result;
 #[cfg(feature = "cuda")]
 use crate::sys::{Context, failed};
-use crate::{Error, Result};
 
 /// Where kernels run: a GPU with one stream, or fibers of this thread. Cheap to clone.
 #[derive(Clone)]
@@ -87,6 +89,3 @@ impl Device {
         }
     }
 }
-
-#[cfg(not(any(feature = "cuda", feature = "fibers")))]
-const _: fn(usize) -> Result<Device> = |_| Err(Error::NoDevice);

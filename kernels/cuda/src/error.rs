@@ -4,7 +4,9 @@ use std::error::Error as Source;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No driver, no device of that number, or a build without the `cuda` feature.
-    #[error("no CUDA device: the driver is missing or has no such device, or the build lacks the `cuda` feature")]
+    #[error(
+        "no CUDA device: the driver is missing or has no such device, or the build lacks the `cuda` feature"
+    )]
     NoDevice,
     /// A call of the driver failed.
     #[error("the driver failed to {action}")]

@@ -25,14 +25,14 @@ impl Graph {
     pub fn record(device: &Device, launches: impl FnOnce() -> Result<()>) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if let Backend::Cuda(context) = &*device.backend {
-                let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-                context.stream.begin_capture(mode).map_err(failed("begin a recording"))?;
-                let recorded = launches();
-                let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-                let graph = context.stream.end_capture(flags).map_err(failed("end a recording"))?;
-                recorded?;
-                let graph = graph.ok_or(Error::NoDevice)?;
-                return Ok(Self { graph, device: device.clone() });
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            context.stream.begin_capture(mode).map_err(failed("begin a recording"))?;
+            let recorded = launches();
+            let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+            let graph = context.stream.end_capture(flags).map_err(failed("end a recording"))?;
+            recorded?;
+            let graph = graph.ok_or(Error::NoDevice)?;
+            return Ok(Self { graph, device: device.clone() });
         }
         let _ = (device, launches);
         Err(Error::NoDevice)

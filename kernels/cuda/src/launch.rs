@@ -6,7 +6,8 @@ use crate::device::Backend;
 use crate::memory::Element;
 use crate::{Buffer, Device, Error, Result};
 
-/// A launch being put together: the arguments in the order of the kernel's parameters. Buffers stay borrowed until it has run.
+/// A launch being put together: the arguments in the order of the kernel's parameters. Buffers stay borrowed
+/// until it has run.
 pub(crate) struct Launch<'a> {
     device: &'a Device,
     kernel: String,
@@ -18,7 +19,12 @@ pub(crate) struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    pub(crate) fn new(device: &'a Device, kernel: impl Into<String>, grid: [usize; 3], threads: usize) -> Self {
+    pub(crate) fn new(
+        device: &'a Device,
+        kernel: impl Into<String>,
+        grid: [usize; 3],
+        threads: usize,
+    ) -> Self {
         Self {
             device,
             kernel: kernel.into(),
@@ -74,8 +80,9 @@ impl<'a> Launch<'a> {
             Backend::Cuda(context) => {
                 let function = context.function(&self.kernel, self.shared)?;
                 context.stream.context().bind_to_thread().map_err(crate::sys::failed("enter the context"))?;
-                // SAFETY: the safe function that built this launch has checked every size against the kernel's contract, the
-                // arguments are in the order of its parameters, and the buffers are borrowed and on this stream.
+                // SAFETY: the safe function that built this launch has checked every size against the
+                // kernel's contract, the arguments are in the order of its parameters, and the buffers are
+                // borrowed and on this stream.
                 unsafe {
                     cudarc::driver::result::launch_kernel(
                         function.cu_function(),
@@ -92,7 +99,8 @@ impl<'a> Launch<'a> {
             Backend::Fibers(order) => {
                 let name = std::ffi::CString::new(self.kernel.as_str()).unwrap_or_default();
                 let block = [self.threads, 1, 1];
-                // SAFETY: as above; the buffers are host memory, and the call returns when all fibers are done.
+                // SAFETY: as above; the buffers are host memory, and the call returns when all fibers are
+                // done.
                 let fault = unsafe {
                     crate::sys::hypic_fiber_launch(
                         name.as_ptr(),

@@ -1,4 +1,5 @@
-//! Layout 1 of tuples, the device tiles. The same numbers stand in `device/layout.cuh`; they are part of the kernel ABI.
+//! Layout 1 of tuples, the device tiles. The same numbers stand in `device/layout.cuh`; they are part of the
+//! kernel ABI.
 
 use crate::StoredAs;
 
@@ -8,20 +9,22 @@ pub const NONE: u64 = u64::MAX;
 /// Alignment of every stored `T` and `S` in bytes: bulk copies need 16, tiles are read in lines of 128.
 pub const ALIGNMENT: u64 = 128;
 
-/// Where element (`row`, `column`) of `T` lies in its tile of 16-bit values: `[width / 64][row][64]`, the 16-byte chunks of a row
-/// xored by its number.
+/// Where element (`row`, `column`) of `T` lies in its tile of 16-bit values: `[width / 64][row][64]`, the
+/// 16-byte chunks of a row xored by its number.
 pub fn tile_at(width: usize, row: usize, column: usize) -> usize {
     (column / 64) * width * 64 + row * 64 + (((column / 8) % 8) ^ (row % 8)) * 8 + column % 8
 }
 
-/// Where element (`row`, `column`) of `S` lies: `[width / 32][width / 16][4][lane 32][4]`, the order of the tensor cores' accumulators.
+/// Where element (`row`, `column`) of `S` lies: `[width / 32][width / 16][4][lane 32][4]`, the order of the
+/// tensor cores' accumulators.
 pub fn state_at(width: usize, row: usize, column: usize) -> usize {
     let fragment = ((column / 32) * (width / 16) + row / 16) * 4 + (column / 8) % 4;
     let lane = (row % 8) * 4 + (column / 2) % 4;
     (fragment * 32 + lane) * 4 + column % 2 + 2 * ((row / 8) % 2)
 }
 
-/// Dynamic shared memory of `compose_chain_*` (device/compose_seam_hopper.cu): ring stages, two state tiles, u, barriers.
+/// Dynamic shared memory of `compose_chain_*` (device/compose_seam_hopper.cu): ring stages, two state tiles,
+/// u, barriers.
 pub(crate) fn compose_chain_shared(stored: StoredAs) -> usize {
     let (tiles, stages) = match stored {
         StoredAs::F16 => (1, 3),

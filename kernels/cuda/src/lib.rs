@@ -1,16 +1,19 @@
 //! Our own CUDA kernels and the safe layer over them.
 //!
-//! The only crate of the workspace with unsafe code, in three files: `sys.rs` (entry points), `launch.rs` (one launch, after all
-//! checks) and `memory.rs` (buffers). Everything above takes typed views, whose sizes are checked once, in `view.rs`.
+//! The only crate of the workspace with unsafe code, in three files: `sys.rs` (entry points), `launch.rs`
+//! (one launch, after all checks) and `memory.rs` (buffers). Everything above takes typed views, whose sizes
+//! are checked once, in `view.rs`.
 //!
-//! Every kernel has a portable form whose source also compiles for the host, each CUDA thread a fiber (`device/fiber.hpp`), so that
-//! [`Device::fibers`] runs what [`Device::cuda`] runs, slowly, on a machine without a GPU. The Hopper forms are checked against the
-//! portable ones on the device. Which form runs is a pure function of shape, format and compute capability (`choice.rs`).
+//! Every kernel has a portable form whose source also compiles for the host, each CUDA thread a fiber
+//! (`device/fiber.hpp`), so that [`Device::fibers`] runs what [`Device::cuda`] runs, slowly, on a machine
+//! without a GPU. The Hopper forms are checked against the portable ones on the device. Which form runs is a
+//! pure function of shape, format and compute capability (`choice.rs`).
 //!
-//! This crate never sees a request, a model or a cache. It starts without a driver: [`Device::cuda`] then says [`Error::NoDevice`].
+//! This crate never sees a request, a model or a cache. It starts without a driver: [`Device::cuda`] then
+//! says [`Error::NoDevice`].
 //!
-//! Start reading at `recurrence.rs` (prefill, build, decode) and `compose_seam.rs` (a prompt of cached segments); the mathematics is
-//! in README.md.
+//! Start reading at `recurrence.rs` (prefill, build, decode) and `compose_seam.rs` (a prompt of cached
+//! segments); the mathematics is in README.md.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
@@ -22,6 +25,7 @@ mod compose_seam;
 mod conv_warm;
 mod device;
 mod error;
+mod gdn_chunks;
 mod graph;
 #[allow(unsafe_code)]
 mod launch;
@@ -42,10 +46,11 @@ pub use compose_seam::{ComposeSeam, Scratch, compose_seam};
 pub use conv_warm::{ConvWarm, TAPS, conv_warm};
 pub use device::{Device, Order};
 pub use error::Error;
+pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, has_gdn_chunks};
 pub use graph::Graph;
 pub use memory::{Buffer, Element};
 pub use norm::{gated_norm, gates, rms_norm, unit_norm};
-pub use pack::{Codes, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
+pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 pub use recurrence::{Recurrence, Summaries, recurrence};
 pub use rotate::state_rotate;
 pub use view::{Family, Program, Rows, Sequence, Sequences, Shape, Step, StoredAs, Summary};

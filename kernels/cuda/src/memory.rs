@@ -82,8 +82,11 @@ impl<T: Element> Buffer<T> {
             }
             #[cfg(feature = "fibers")]
             (_, Bytes::Host(units)) => {
-                // SAFETY: the units hold at least as many bytes as `zeros` was asked for, which is `bytes.len()`.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), units.as_mut_ptr().cast(), bytes.len()) };
+                // SAFETY: the units hold at least as many bytes as `zeros` was asked for, which is
+                // `bytes.len()`.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), units.as_mut_ptr().cast(), bytes.len())
+                };
                 Ok(())
             }
             #[cfg(feature = "cuda")]

@@ -8,7 +8,8 @@ fn rows(len: usize, width: usize) -> Result<usize> {
     Ok(len / width)
 }
 
-/// `y = x / rms(x) * (offset + weight)` over rows of `weight.len()`; `offset` is 1 for zero-centred weights, else 0.
+/// `y = x / rms(x) * (offset + weight)` over rows of `weight.len()`; `offset` is 1 for zero-centred weights,
+/// else 0.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.

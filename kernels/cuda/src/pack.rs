@@ -2,46 +2,85 @@ use crate::launch::Launch;
 use crate::layout::{ALIGNMENT, NONE};
 use crate::{Buffer, Device, Error, Result, StoredAs};
 
-/// Where packed summaries go or come from: byte offsets into the arena, one pair (`T`, `S`) per (segment, head).
-fn offsets(
-    device: &Device,
+/// Byte offsets of `T` and of `S` of one (segment, head); none leaves that part out.
+pub type Place = (Option<u64>, Option<u64>);
+
+/// Where the summaries of (segment, head) pairs lie in an arena, on the device.
+pub struct Places {
+    pub(crate) transition_of: Buffer<u64>,
+    pub(crate) state_of: Buffer<u64>,
+    pub(crate) end: u64,
     width: usize,
     stored: StoredAs,
-    places: &[(Option<u64>, Option<u64>)],
-    arena: usize,
-) -> Result<(Buffer<u64>, Buffer<u64>)> {
-    Error::unless(matches!(width, 64 | 128), "the head width", "64 or 128", width)?;
-    let size = (width * width * stored.size()) as u64;
-    for offset in places.iter().flat_map(|&(t, s)| [t, s]).flatten() {
-        let fits = offset.is_multiple_of(ALIGNMENT) && offset.saturating_add(size) <= arena as u64;
-        Error::unless(fits, "an offset", format!("aligned and within {arena} bytes"), offset)?;
-    }
-    let t: Vec<u64> = places.iter().map(|place| place.0.unwrap_or(NONE)).collect();
-    let s: Vec<u64> = places.iter().map(|place| place.1.unwrap_or(NONE)).collect();
-    Ok((Buffer::from_slice(device, &t)?, Buffer::from_slice(device, &s)?))
 }
 
-/// Stores `T` and `S`, each fp32 `[places, width, width]` row-major, as device tiles (layout 1) at `places` of the arena.
-/// Values over the range of fp16 are clamped.
+impl Places {
+    /// Copies byte offsets of (`T`, `S`), one pair per (segment, head), to the device; none leaves that part
+    /// out.
+    ///
+    /// # Errors
+    /// [`Error::CheckShape`] for an offset that is not aligned, or another width than 64 or 128.
+    pub fn new(device: &Device, width: usize, stored: StoredAs, places: &[Place]) -> Result<Self> {
+        Error::unless(matches!(width, 64 | 128), "the head width", "64 or 128", width)?;
+        let size = (width * width * stored.size()) as u64;
+        let mut end = 0;
+        for offset in places.iter().flat_map(|&(t, s)| [t, s]).flatten() {
+            Error::unless(offset.is_multiple_of(ALIGNMENT), "an offset", "aligned to 128 bytes", offset)?;
+            end = end.max(offset.saturating_add(size));
+        }
+        let table = |part: fn(&Place) -> Option<u64>| {
+            let offsets: Vec<u64> = places.iter().map(|place| part(place).unwrap_or(NONE)).collect();
+            Buffer::from_slice(device, &offsets)
+        };
+        Ok(Self { transition_of: table(|p| p.0)?, state_of: table(|p| p.1)?, end, width, stored })
+    }
+
+    /// Number of (segment, head) pairs.
+    pub fn len(&self) -> usize {
+        self.state_of.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.state_of.is_empty()
+    }
+
+    /// Checks that `arena` holds all places, and that there are as many values as places.
+    fn check(&self, arena: &Buffer<u8>, values: [usize; 2]) -> Result<()> {
+        let size = self.len() * self.width * self.width;
+        Error::unless(self.end <= arena.len() as u64, "the arena", self.end, arena.len())?;
+        Error::unless(values == [size; 2], "T and S", size, format!("{values:?}"))
+    }
+
+    /// Checks that there is one place per pair, in this format, for heads of 128.
+    pub(crate) fn check_pairs(&self, pairs: usize, stored: StoredAs) -> Result<()> {
+        Error::unless(self.len() == pairs, "places", pairs, self.len())?;
+        let fits = self.stored == stored && self.width == 128;
+        Error::unless(fits, "the places' form", format!("{stored:?} of 128"), format!("{:?}", self.stored))
+    }
+
+    fn kernel(&self, verb: &str) -> String {
+        format!("{verb}_tiles_{}_{}", self.width, self.stored.suffix())
+    }
+}
+
+/// Stores `T` and `S`, each fp32 `[places, width, width]` row-major, as device tiles (layout 1) at `places`
+/// of the arena. Values over the range of fp16 are clamped.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when sizes or offsets do not fit, [`Error::CallDriver`] when the launch fails.
 pub fn pack_tiles(
     device: &Device,
-    width: usize,
-    stored: StoredAs,
+    places: &Places,
     [transition, state]: [&Buffer<f32>; 2],
-    places: &[(Option<u64>, Option<u64>)],
     arena: &mut Buffer<u8>,
 ) -> Result<()> {
-    let (t, s) = offsets(device, width, stored, places, arena.len())?;
-    let size = places.len() * width * width;
-    Error::unless(transition.len() == size && state.len() == size, "T and S", size, state.len())?;
-    Launch::new(device, format!("pack_tiles_{width}_{}", stored.suffix()), [places.len(), 1, 1], width)
+    places.check(arena, [transition.len(), state.len()])?;
+    Launch::new(device, places.kernel("pack"), [places.len(), 1, 1], places.width)
         .read(transition)
         .read(state)
-        .read(&t)
-        .read(&s)
+        .read(&places.transition_of)
+        .read(&places.state_of)
         .write(arena)
         .run()
 }
@@ -52,19 +91,15 @@ pub fn pack_tiles(
 /// [`Error::CheckShape`] when sizes or offsets do not fit, [`Error::CallDriver`] when the launch fails.
 pub fn unpack_tiles(
     device: &Device,
-    width: usize,
-    stored: StoredAs,
+    places: &Places,
     arena: &Buffer<u8>,
-    places: &[(Option<u64>, Option<u64>)],
     [transition, state]: [&mut Buffer<f32>; 2],
 ) -> Result<()> {
-    let (t, s) = offsets(device, width, stored, places, arena.len())?;
-    let size = places.len() * width * width;
-    Error::unless(transition.len() == size && state.len() == size, "T and S", size, state.len())?;
-    Launch::new(device, format!("unpack_tiles_{width}_{}", stored.suffix()), [places.len(), 1, 1], width)
+    places.check(arena, [transition.len(), state.len()])?;
+    Launch::new(device, places.kernel("unpack"), [places.len(), 1, 1], places.width)
         .read(arena)
-        .read(&t)
-        .read(&s)
+        .read(&places.transition_of)
+        .read(&places.state_of)
         .write(transition)
         .write(state)
         .run()
@@ -100,7 +135,13 @@ fn check_rows(values: usize, bytes: usize, width: usize) -> Result<usize> {
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
-pub fn pack_rows(device: &Device, codes: Codes, width: usize, x: &Buffer<f32>, coded: &mut Buffer<u8>) -> Result<()> {
+pub fn pack_rows(
+    device: &Device,
+    codes: Codes,
+    width: usize,
+    x: &Buffer<f32>,
+    coded: &mut Buffer<u8>,
+) -> Result<()> {
     let rows = check_rows(x.len(), coded.len(), width)?;
     let kernel = format!("pack_rows_{}", codes.suffix());
     Launch::new(device, kernel, [rows, 1, 1], 32).read(x).write(coded).int(width).run()
@@ -110,7 +151,13 @@ pub fn pack_rows(device: &Device, codes: Codes, width: usize, x: &Buffer<f32>, c
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
-pub fn unpack_rows(device: &Device, codes: Codes, width: usize, coded: &Buffer<u8>, x: &mut Buffer<f32>) -> Result<()> {
+pub fn unpack_rows(
+    device: &Device,
+    codes: Codes,
+    width: usize,
+    coded: &Buffer<u8>,
+    x: &mut Buffer<f32>,
+) -> Result<()> {
     let rows = check_rows(x.len(), coded.len(), width)?;
     let kernel = format!("unpack_rows_{}", codes.suffix());
     Launch::new(device, kernel, [rows, 1, 1], 32).read(coded).write(x).int(width).run()

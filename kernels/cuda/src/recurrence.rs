@@ -20,8 +20,8 @@ pub struct Recurrence<'a> {
 pub struct Summaries<'a> {
     /// `S`, `[sequences, heads, key, value]`.
     pub state: &'a mut Buffer<f32>,
-    /// `T`, `[sequences, heads, key, key]`; written for live heads only. Where `T` is not dense the gates give it, and this is
-    /// left alone.
+    /// `T`, `[sequences, heads, key, key]`; written for live heads only. Where `T` is not dense the gates
+    /// give it, and this is left alone.
     pub transition: &'a mut Buffer<f32>,
     /// Which heads are live, `[sequences, heads]`: decided from the gates, before the launch.
     pub live: &'a Buffer<u8>,

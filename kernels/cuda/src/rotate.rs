@@ -1,10 +1,11 @@
 use crate::launch::Launch;
 use crate::{Buffer, Device, Error, Result};
 
-/// Moves states built at position 0 to `positions`, one per state, by rotating the key axis: `S <- R(p) S` (Ring, DESIGN §3).
+/// Moves states built at position 0 to `positions`, one per state, by rotating the key axis: `S <- R(p) S`
+/// (Ring, DESIGN §3).
 ///
-/// `state` is `[states, width, width]`; key rows `i` and `i + rotary / 2` form a pair with frequency `frequencies[i]`. The angles are
-/// computed in f64.
+/// `state` is `[states, width, width]`; key rows `i` and `i + rotary / 2` form a pair with frequency
+/// `frequencies[i]`. The angles are computed in f64.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.

@@ -14,7 +14,7 @@ mod cuda {
 
     use crate::{Error, Result};
 
-    struct Module {
+    pub(crate) struct Module {
         hopper: bool,
         kernels: &'static [&'static str],
         image: &'static [u8],
@@ -42,7 +42,8 @@ mod cuda {
                 return Err(Error::NoDevice);
             }
             let context = CudaContext::new(ordinal).map_err(failed("open the device"))?;
-            // SAFETY: there is one stream per context here, so the order of the stream is the order of all uses of a buffer.
+            // SAFETY: there is one stream per context here, so the order of the stream is the order of all
+            // uses of a buffer.
             unsafe { context.disable_event_tracking() };
             let capability = context.compute_capability().map_err(failed("read the compute capability"))?;
             let stream = context.new_stream().map_err(failed("make a stream"))?;
@@ -72,7 +73,9 @@ mod cuda {
             let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
             if shared > SHARED_WITHOUT_ASKING {
                 let size = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                function.set_attribute(size, shared as i32).map_err(failed("set a kernel's shared memory"))?;
+                function
+                    .set_attribute(size, shared as i32)
+                    .map_err(failed("set a kernel's shared memory"))?;
             }
             functions.insert(kernel.to_owned(), function.clone());
             Ok(function)

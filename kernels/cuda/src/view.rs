@@ -6,6 +6,9 @@ pub use hypic_domain::family::Family;
 use crate::layout::{ALIGNMENT, NONE};
 use crate::{Buffer, Device, Error, Result};
 
+/// Tokens that the chunk forms take at once.
+pub(crate) const CHUNK: usize = 64;
+
 /// Heads of a linear-attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -43,7 +46,8 @@ pub struct Rows<'a> {
     pub k: &'a Buffer<bf16>,
     /// Values, `[rows, heads, width]`.
     pub v: &'a Buffer<bf16>,
-    /// Natural logarithms of the decays, `[rows, heads]`, or `[rows, heads, width]` for families that gate every key channel.
+    /// Natural logarithms of the decays, `[rows, heads]`, or `[rows, heads, width]` for families that gate
+    /// every key channel.
     pub gate: &'a Buffer<f32>,
     /// Strength of the write, `[rows, heads]`; only read under the delta rule.
     pub beta: &'a Buffer<f32>,
@@ -102,6 +106,10 @@ pub struct Sequences {
     pub(crate) starts: Buffer<u32>,
     pub(crate) before_body: Buffer<u32>,
     pub(crate) fresh: Buffer<u8>,
+    pub(crate) first_chunk: Buffer<u32>,
+    pub(crate) chunk_row: Buffer<u32>,
+    pub(crate) chunk_rows: Buffer<u32>,
+    pub(crate) most_before_body: usize,
     pub(crate) longest: usize,
     pub(crate) rows: usize,
 }
@@ -113,7 +121,13 @@ impl Sequences {
     /// [`Error::CheckShape`] when a body would start after its sequence's end.
     pub fn new(device: &Device, sequences: &[Sequence]) -> Result<Self> {
         let mut starts = vec![0u32];
+        let (mut first_chunk, mut chunk_row, mut chunk_rows) = (vec![0u32], vec![], vec![]);
         for s in sequences {
+            for row in (0..s.rows).step_by(CHUNK) {
+                chunk_row.push(starts[starts.len() - 1] + row as u32);
+                chunk_rows.push((s.rows - row).min(CHUNK) as u32);
+            }
+            first_chunk.push(chunk_row.len() as u32);
             Error::unless(s.before_body <= s.rows, "rows before the body", s.rows, s.before_body)?;
             starts.push(starts[starts.len() - 1] + s.rows as u32);
         }
@@ -124,6 +138,10 @@ impl Sequences {
             starts: Buffer::from_slice(device, &starts)?,
             before_body: Buffer::from_slice(device, &before)?,
             fresh: Buffer::from_slice(device, &fresh)?,
+            first_chunk: Buffer::from_slice(device, &first_chunk)?,
+            chunk_row: Buffer::from_slice(device, &chunk_row)?,
+            chunk_rows: Buffer::from_slice(device, &chunk_rows)?,
+            most_before_body: before.iter().max().map_or(0, |&rows| rows as usize),
             longest: sequences.iter().map(|s| s.rows).max().unwrap_or(0),
         })
     }
@@ -165,7 +183,8 @@ impl StoredAs {
     }
 }
 
-/// Where one segment's summary of a layer lies in the arena: byte offsets, one per head, multiples of [`ALIGNMENT`].
+/// Where one segment's summary of a layer lies in the arena: byte offsets, one per head, multiples of
+/// [`ALIGNMENT`].
 #[derive(Clone, Debug)]
 pub struct Summary {
     /// `T` of live heads; dead heads have none. Empty where `T` is not dense.
@@ -239,7 +258,12 @@ impl Program {
             let dense = if has_delta(family) { heads } else { 0 };
             Error::unless(body.state.len() == heads, "states of a summary", heads, body.state.len())?;
             Error::unless(body.transition.len() == dense, "T of a summary", dense, body.transition.len())?;
-            Error::unless(body.factors.len() == numbers, "factors of a summary", numbers, body.factors.len())?;
+            Error::unless(
+                body.factors.len() == numbers,
+                "factors of a summary",
+                numbers,
+                body.factors.len(),
+            )?;
             for &offset in body.transition.iter().flatten().chain(&body.state) {
                 Error::unless(offset.is_multiple_of(ALIGNMENT), "an offset", "aligned to 128 bytes", offset)?;
                 arena_end = arena_end.max(offset.saturating_add(size));

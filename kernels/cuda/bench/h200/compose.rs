@@ -5,7 +5,8 @@ use std::thread;
 use half::f16;
 use hypic_cuda::layout::{state_at, tile_at};
 use hypic_cuda::{
-    Buffer, ComposeSeam, Device, Family, Program, Result, Scratch, Step, StoredAs, Summary, compose_seam, pack_tiles,
+    Buffer, ComposeSeam, Device, Family, Places, Program, Result, Scratch, Step, StoredAs, Summary,
+    compose_seam, pack_tiles,
 };
 use rand::seq::SliceRandom;
 
@@ -30,9 +31,11 @@ impl Set {
         let bodies = Layer::random(device, SEGMENTS * LENGTH)?;
         let built = build(device, &bodies, LENGTH, 0)?;
         let (pairs, size) = (SEGMENTS * SHAPE.heads, (SHAPE.square() * stored.size()) as u64);
-        let places: Vec<_> = (0..pairs as u64).map(|i| (Some(2 * i * size), Some((2 * i + 1) * size))).collect();
+        let places: Vec<_> =
+            (0..pairs as u64).map(|i| (Some(2 * i * size), Some((2 * i + 1) * size))).collect();
         let mut arena = Buffer::zeros(device, pairs * 2 * size as usize)?;
-        pack_tiles(device, SHAPE.width, stored, [&built.transition, &built.state], &places, &mut arena)?;
+        let places = Places::new(device, SHAPE.width, stored, &places)?;
+        pack_tiles(device, &places, [&built.transition, &built.state], &mut arena)?;
         let layer = Layer::random(device, SEGMENTS * SEAM)?;
         let start = fill(SHAPE.heads * SHAPE.square(), |rng| 0.1 * normal(rng));
         device.wait()?;
@@ -82,7 +85,8 @@ fn truth(set: &Set, stored: StoredAs, live: &[bool]) -> Result<(Vec<f64>, Vec<f6
     let (gate, beta, arena) = (rows.gate.read()?, rows.beta.read()?, set.arena.read()?);
     let half_at = |at: usize| f64::from(f16::from_le_bytes([arena[at], arena[at + 1]]).to_f32());
     let head_run = |head: usize| {
-        let mut state: Vec<f64> = set.start[head * square..][..square].iter().map(|&x| f64::from(x)).collect();
+        let mut state: Vec<f64> =
+            set.start[head * square..][..square].iter().map(|&x| f64::from(x)).collect();
         let mut out = Vec::with_capacity(SEGMENTS * SEAM * width);
         for n in 0..SEGMENTS {
             for t in n * SEAM..(n + 1) * SEAM {
@@ -123,7 +127,12 @@ fn truth(set: &Set, stored: StoredAs, live: &[bool]) -> Result<(Vec<f64>, Vec<f6
                     let at = tile + square * stored.size() + state_at(width, i, c) * stored.size();
                     next[i * width + c] += match stored {
                         StoredAs::F16 => half_at(at),
-                        StoredAs::F32 => f64::from(f32::from_le_bytes([arena[at], arena[at + 1], arena[at + 2], arena[at + 3]])),
+                        StoredAs::F32 => f64::from(f32::from_le_bytes([
+                            arena[at],
+                            arena[at + 1],
+                            arena[at + 2],
+                            arena[at + 3],
+                        ])),
                     };
                 }
             }
@@ -169,7 +178,8 @@ pub(crate) fn run(device: &Device, figures: &mut Figures) -> Result<()> {
                 note(figures, format!("{key}_output_error_live{percent}"), error(&set.out.read()?, out));
             }
             let [a, b] = &mut sets;
-            let ms = time(device, 4, &mut [&mut || a.run(device, &program), &mut || b.run(device, &program)])?;
+            let ms =
+                time(device, 4, &mut [&mut || a.run(device, &program), &mut || b.run(device, &program)])?;
             note(figures, format!("{key}_ms_live{percent}"), ms);
             if share == 1.0 {
                 figures.insert(format!("{key}_ms"), ms);

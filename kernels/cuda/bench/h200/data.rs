@@ -4,7 +4,8 @@ use std::thread;
 
 use half::bf16;
 use hypic_cuda::{
-    Buffer, Device, Family, Recurrence, Result, Rows, Sequence, Sequences, Shape, Summaries, recurrence, unit_norm,
+    Buffer, Device, Family, Recurrence, Result, Rows, Sequence, Sequences, Shape, Summaries, recurrence,
+    unit_norm,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -37,7 +38,8 @@ pub(crate) fn normal(rng: &mut StdRng) -> f32 {
     (sum - 2.0) * 3f32.sqrt()
 }
 
-/// Inputs of a layer's rows, with half lives of 2,000 to 30,000 tokens, so that `T` of a body of 512 tokens does not vanish.
+/// Inputs of a layer's rows, with half lives of 2,000 to 30,000 tokens, so that `T` of a body of 512 tokens
+/// does not vanish.
 pub(crate) struct Layer {
     pub(crate) q: Buffer<bf16>,
     pub(crate) k: Buffer<bf16>,
@@ -61,7 +63,8 @@ impl Layer {
             device.wait()?;
             Ok(unit)
         };
-        let gate: Vec<f32> = (0..rows * heads).map(|i| -slowest[i % heads] * rng.random_range(0.0..2.0)).collect();
+        let gate: Vec<f32> =
+            (0..rows * heads).map(|i| -slowest[i % heads] * rng.random_range(0.0..2.0)).collect();
         let beta: Vec<f32> = (0..rows * heads).map(|_| rng.random_range(0.0..0.6)).collect();
         Ok(Self {
             q: unit(0.0, (width as f32).powf(-0.5))?,

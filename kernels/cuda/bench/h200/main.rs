@@ -1,5 +1,6 @@
-//! Correctness and time of the kernels on one GPU, at the shape of one layer of Qwen3.5-35B-A3B: 64 segments, 16 key heads, 32 value
-//! heads of 128. Fresh random data with slow decays. Prints a table and, with a path as argument, writes the figures as JSON.
+//! Correctness and time of the kernels on one GPU, at the shape of one layer of Qwen3.5-35B-A3B: 64 segments,
+//! 16 key heads, 32 value heads of 128. Fresh random data with slow decays. Prints a table; `h200 FILE
+//! [compose] [prefill]` also writes the figures as JSON, of the named parts only.
 //!
 //! Times are medians of replayed CUDA graphs of several calls over two input sets in turn.
 
@@ -14,8 +15,13 @@ use hypic_cuda::{Device, Graph, Result};
 /// Figures by key.
 pub(crate) type Figures = BTreeMap<String, f64>;
 
-/// Milliseconds of one call: the median over replays of a graph of `rounds` times `calls`, each on its own inputs.
-pub(crate) fn time(device: &Device, rounds: usize, calls: &mut [&mut dyn FnMut() -> Result<()>]) -> Result<f64> {
+/// Milliseconds of one call: the median over replays of a graph of `rounds` times `calls`, each on its own
+/// inputs.
+pub(crate) fn time(
+    device: &Device,
+    rounds: usize,
+    calls: &mut [&mut dyn FnMut() -> Result<()>],
+) -> Result<f64> {
     for call in calls.iter_mut() {
         call()?;
     }
@@ -45,9 +51,17 @@ pub(crate) fn note(figures: &mut Figures, key: impl Into<String>, value: f64) {
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let device = Device::cuda(0)?;
     let mut figures = Figures::new();
-    compose::run(&device, &mut figures)?;
-    prefill::run(&device, &mut figures)?;
-    if let Some(path) = std::env::args().nth(1) {
+    let mut arguments = std::env::args().skip(1);
+    let report = arguments.next();
+    let parts: Vec<String> = arguments.collect();
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
+    if wanted("compose") {
+        compose::run(&device, &mut figures)?;
+    }
+    if wanted("prefill") {
+        prefill::run(&device, &mut figures)?;
+    }
+    if let Some(path) = report {
         std::fs::write(path, serde_json::to_string_pretty(&figures)?)?;
     }
     Ok(())

@@ -1,9 +1,9 @@
+use half::f16;
 use hypic_cuda::layout::{ALIGNMENT, state_at, tile_at};
 use hypic_cuda::{
-    Buffer, ComposeSeam, Device, Family, Program, Recurrence, Scratch, Sequence, Sequences, Shape, Step, StoredAs,
-    Summaries, Summary, bounds, compose_seam, pack_tiles, recurrence,
+    Buffer, ComposeSeam, Device, Family, Place, Places, Program, Recurrence, Scratch, Sequence, Sequences,
+    Shape, Step, StoredAs, Summaries, Summary, bounds, compose_seam, pack_tiles, recurrence,
 };
-use half::f16;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -16,7 +16,8 @@ struct Stored {
     s: Vec<f64>,
 }
 
-/// Appends `values` in the order `at` to the arena; the byte offset, and the values as the kernels will read them.
+/// Appends `values` in the order `at` to the arena; the byte offset, and the values as the kernels will read
+/// them.
 fn append(
     arena: &mut Vec<u8>,
     width: usize,
@@ -53,11 +54,18 @@ fn append(
 }
 
 /// A body of `length` tokens per step and head, stored; some heads are dead.
-fn body(rng: &mut StdRng, family: Family, shape: Shape, stored: StoredAs, arena: &mut Vec<u8>) -> (Summary, Vec<Stored>) {
+fn body(
+    rng: &mut StdRng,
+    family: Family,
+    shape: Shape,
+    stored: StoredAs,
+    arena: &mut Vec<u8>,
+) -> (Summary, Vec<Stored>) {
     let exact = stored == StoredAs::F32;
     let length = rng.random_range(20..60);
     let layer = Layer::random(rng, family, shape, length);
-    let (mut summary, mut truth) = (Summary { transition: vec![], state: vec![], factors: vec![] }, Vec::new());
+    let (mut summary, mut truth) =
+        (Summary { transition: vec![], state: vec![], factors: vec![] }, Vec::new());
     for head in 0..shape.heads {
         let (mut t, s) = layer.summary(0..length, head);
         let (offset, s) = append(arena, shape.width, &s, false, exact, state_at);
@@ -90,7 +98,8 @@ fn check(family: Family, width: usize, stored: StoredAs, seam: usize, gaps: bool
     for count in [5, 2] {
         let mut steps = Vec::new();
         for i in 0..count {
-            // The first segment of a prompt has a seam like any other; an empty one stands for a body taken from context.
+            // The first segment of a prompt has a seam like any other; an empty one stands for a body taken
+            // from context.
             let (summary, truth) = body(&mut rng, family, shape, stored, &mut arena);
             steps.push(Step { rows: if i == 0 { seam / 2 } else { seam }, body: Some(summary) });
             bodies.push(Some(truth));
@@ -112,7 +121,8 @@ fn check(family: Family, width: usize, stored: StoredAs, seam: usize, gaps: bool
         let (first_row, first_step) = (row, step);
         for head in 0..shape.heads {
             let place = (request * shape.heads + head) * shape.square();
-            let mut state: Vec<f64> = start[place..place + shape.square()].iter().map(|&x| f64::from(x)).collect();
+            let mut state: Vec<f64> =
+                start[place..place + shape.square()].iter().map(|&x| f64::from(x)).collect();
             (row, step) = (first_row, first_step);
             for current in steps {
                 layer.scan(row..row + current.rows, head, &mut state, &mut outputs);
@@ -177,7 +187,8 @@ fn live_rows_between_bodies_run_in_order() {
     check(Family::Kda, 64, StoredAs::F16, 3, true);
 }
 
-/// Builds the bodies of one long sequence from their true context, stores them, composes, and compares with the plain scan.
+/// Builds the bodies of one long sequence from their true context, stores them, composes, and compares with
+/// the plain scan.
 fn composed_and_recomputed(device: &Device, family: Family, stored: StoredAs) -> (Vec<f32>, Vec<f64>) {
     let (segments, length, seam) = (4, 45, 8);
     let shape = Shape { heads: 2, key_heads: 1, width: 64 };
@@ -207,7 +218,8 @@ fn composed_and_recomputed(device: &Device, family: Family, stored: StoredAs) ->
     let size = (square * stored.size()) as u64;
     let places: Vec<_> = (0..pairs as u64).map(|i| (Some(2 * i * size), Some((2 * i + 1) * size))).collect();
     let mut arena = Buffer::from_slice(device, &vec![0xffu8; pairs * 2 * size as usize]).unwrap();
-    pack_tiles(device, 64, stored, [&t, &s], &places, &mut arena).unwrap();
+    let on_device = Places::new(device, 64, stored, &places).unwrap();
+    pack_tiles(device, &on_device, [&t, &s], &mut arena).unwrap();
 
     let live_rows = |values: usize| {
         (0..segments).flat_map(move |n| n * length * values..(n * length + seam) * values).collect::<Vec<_>>()
@@ -224,11 +236,14 @@ fn composed_and_recomputed(device: &Device, family: Family, stored: StoredAs) ->
     };
     let steps = (0..segments)
         .map(|n| {
-            let of = |part: fn(&(Option<u64>, Option<u64>)) -> Option<u64>| {
+            let of = |part: fn(&Place) -> Option<u64>| {
                 places[n * heads..(n + 1) * heads].iter().map(part).collect::<Vec<_>>()
             };
             let state = of(|place| place.1).into_iter().flatten().collect();
-            Step { rows: seam, body: Some(Summary { transition: of(|place| place.0), state, factors: vec![] }) }
+            Step {
+                rows: seam,
+                body: Some(Summary { transition: of(|place| place.0), state, factors: vec![] }),
+            }
         })
         .collect();
     let mut state = Buffer::zeros(device, heads * square).unwrap();

@@ -7,8 +7,16 @@ use crate::truth::{fresh, normal};
 
 const CHANNELS: usize = 130;
 
-fn run(device: &Device, x: &[bf16], weight: &[f32], lengths: &[usize], tail_of: &[i32], tails: &[bf16]) -> [Vec<bf16>; 2] {
-    let list: Vec<Sequence> = lengths.iter().map(|&rows| Sequence { rows, before_body: 0, fresh: true }).collect();
+fn run(
+    device: &Device,
+    x: &[bf16],
+    weight: &[f32],
+    lengths: &[usize],
+    tail_of: &[i32],
+    tails: &[bf16],
+) -> [Vec<bf16>; 2] {
+    let list: Vec<Sequence> =
+        lengths.iter().map(|&rows| Sequence { rows, before_body: 0, fresh: true }).collect();
     let nan = |len: usize| Buffer::from_slice(device, &vec![bf16::NAN; len]).unwrap();
     let (mut y, mut next_tail) = (nan(x.len()), nan(lengths.len() * (TAPS - 1) * CHANNELS));
     let conv = ConvWarm {
@@ -54,7 +62,10 @@ fn outputs_equal_f64_at_every_length() {
     on_devices(|device| {
         let [y, tail] = run(device, &x, &weight, &LENGTHS, &[-1; 6], &[]);
         assert_close("conv", y.iter().map(|x| x.to_f32()), &expected, bounds::BF16);
-        (y.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), tail.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+        (
+            y.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+            tail.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+        )
     });
 }
 

@@ -1,10 +1,13 @@
 //! Every kernel against f64, on fresh random data with slow decays and outputs pre-filled with NaN.
 //!
-//! Without a feature the kernels run as fibers, in several orders of the threads, and every order must give the same bits. With
-//! `gpu-tests` the same bodies run on GPU 0.
+//! Without a feature the kernels run as fibers, in several orders of the threads, and every order must give
+//! the same bits. With `gpu-tests` the same bodies run on GPU 0.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod compose_seam;
 mod conv_warm;
+mod gdn_chunks;
 mod norm;
 mod pack;
 mod recurrence;

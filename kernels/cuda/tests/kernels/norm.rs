@@ -18,12 +18,14 @@ fn narrow(values: &[bf16]) -> Vec<f32> {
 #[test]
 fn norms_equal_f64_at_odd_widths() {
     let mut rng = fresh();
-    let mut random = |len: usize| -> Vec<bf16> { (0..len).map(|_| bf16::from_f32(normal(&mut rng))).collect() };
+    let mut random =
+        |len: usize| -> Vec<bf16> { (0..len).map(|_| bf16::from_f32(normal(&mut rng))).collect() };
     for (rows, width) in [(7, 1000), (5, 63), (3, 128)] {
         let (x, z, weight) = (random(rows * width), random(rows * width), random(width));
         let (wx, wz, ww) = (wide(&x), wide(&z), wide(&weight));
         let squares: Vec<f64> = wx.chunks(width).map(|row| row.iter().map(|x| x * x).sum()).collect();
-        let scale: Vec<f64> = squares.iter().map(|s| 1.0 / (s / width as f64 + f64::from(EPS)).sqrt()).collect();
+        let scale: Vec<f64> =
+            squares.iter().map(|s| 1.0 / (s / width as f64 + f64::from(EPS)).sqrt()).collect();
         let each = |f: &dyn Fn(usize) -> f64| (0..rows * width).map(f).collect::<Vec<_>>();
         let zero_centred = each(&|i| wx[i] * scale[i / width] * (1.0 + ww[i % width]));
         let gated = each(&|i| wx[i] * scale[i / width] * ww[i % width] * wz[i] / (1.0 + (-wz[i]).exp()));
@@ -32,7 +34,8 @@ fn norms_equal_f64_at_odd_widths() {
             let [x, z, weight] = [&x, &z, &weight].map(|values| Buffer::from_slice(device, values).unwrap());
             let plain: Vec<f32> = x.read().unwrap().iter().map(|x| x.to_f32()).collect();
             let plain = Buffer::from_slice(device, &plain).unwrap();
-            let mut outputs = [(); 3].map(|()| Buffer::from_slice(device, &vec![bf16::NAN; rows * width]).unwrap());
+            let mut outputs =
+                [(); 3].map(|()| Buffer::from_slice(device, &vec![bf16::NAN; rows * width]).unwrap());
             rms_norm(device, &x, &weight, &mut outputs[0], 1.0, EPS).unwrap();
             gated_norm(device, &plain, &z, &weight, &mut outputs[1], EPS).unwrap();
             unit_norm(device, &x, &mut outputs[2], width, 0.125, EPS).unwrap();
@@ -49,9 +52,8 @@ fn norms_equal_f64_at_odd_widths() {
 fn gates_equal_f64() {
     let mut rng = fresh();
     let (rows, heads) = (65, 3);
-    let [a, b] = [(); 2].map(|()| {
-        (0..rows * heads).map(|_| bf16::from_f32(10.0 * normal(&mut rng))).collect::<Vec<_>>()
-    });
+    let [a, b] = [(); 2]
+        .map(|()| (0..rows * heads).map(|_| bf16::from_f32(10.0 * normal(&mut rng))).collect::<Vec<_>>());
     let a_log: Vec<f32> = (0..heads).map(|_| rng.random_range(-6.0..2.0)).collect();
     let dt_bias: Vec<f32> = (0..heads).map(|_| normal(&mut rng)).collect();
     let gate: Vec<f64> = wide(&a)

@@ -1,6 +1,8 @@
-use hypic_cuda::layout::{state_at, tile_at};
-use hypic_cuda::{Buffer, Codes, StoredAs, bounds, checksum, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 use half::f16;
+use hypic_cuda::layout::{state_at, tile_at};
+use hypic_cuda::{
+    Buffer, Codes, Places, StoredAs, bounds, checksum, pack_rows, pack_tiles, unpack_rows, unpack_tiles,
+};
 use rand::RngExt;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -14,16 +16,18 @@ fn tiles_come_back_within_their_rounding_and_lie_where_the_layout_says() {
         let square = width * width;
         let t: Vec<f32> = (0..2 * square).map(|_| rng.random_range(-1.0..1.0)).collect();
         let s: Vec<f32> = (0..2 * square).map(|_| 3.0 * normal(&mut rng)).collect();
-        for (stored, bound_t, bound_s) in
-            [(StoredAs::F16, bounds::STORED_F16, bounds::STORED_F16), (StoredAs::F32, bounds::STORED_PAIR, 0.0)]
-        {
+        for (stored, bound_t, bound_s) in [
+            (StoredAs::F16, bounds::STORED_F16, bounds::STORED_F16),
+            (StoredAs::F32, bounds::STORED_PAIR, 0.0),
+        ] {
             let size = (square * stored.size()) as u64;
             // The second place has no T: a dead head.
             let places = [(Some(2 * size), Some(0)), (None, Some(size))];
             on_devices(|device| {
                 let [t_on, s_on] = [&t, &s].map(|values| Buffer::from_slice(device, values).unwrap());
                 let mut arena = Buffer::from_slice(device, &vec![0xffu8; 3 * size as usize]).unwrap();
-                pack_tiles(device, width, stored, [&t_on, &s_on], &places, &mut arena).unwrap();
+                let places = Places::new(device, width, stored, &places).unwrap();
+                pack_tiles(device, &places, [&t_on, &s_on], &mut arena).unwrap();
                 let bytes = arena.read().unwrap();
                 let f16_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
                 for (row, column) in [(0, 0), (5, 61), (width - 1, width - 1), (17, width / 2)] {
@@ -36,8 +40,7 @@ fn tiles_come_back_within_their_rounding_and_lie_where_the_layout_says() {
                     }
                 }
                 let (mut t_back, mut s_back) = (nan(device, 2 * square), nan(device, 2 * square));
-                let back = [&mut t_back, &mut s_back];
-                unpack_tiles(device, width, stored, &arena, &places, back).unwrap();
+                unpack_tiles(device, &places, &arena, [&mut t_back, &mut s_back]).unwrap();
                 let (t_back, s_back) = (t_back.read().unwrap(), s_back.read().unwrap());
                 let expected = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
                 assert_close("T", t_back[..square].iter().copied(), &expected(&t[..square]), bound_t);
@@ -56,9 +59,10 @@ fn values_over_the_range_of_fp16_are_clamped() {
         let t = Buffer::zeros(device, square).unwrap();
         let s = Buffer::from_slice(device, &[vec![1e9f32; 64], vec![-1e9; square - 64]].concat()).unwrap();
         let mut arena = Buffer::zeros(device, 2 * square).unwrap();
-        pack_tiles(device, 64, StoredAs::F16, [&t, &s], &[(None, Some(0))], &mut arena).unwrap();
+        let places = Places::new(device, 64, StoredAs::F16, &[(None, Some(0))]).unwrap();
+        pack_tiles(device, &places, [&t, &s], &mut arena).unwrap();
         let (mut t, mut s) = (nan(device, square), nan(device, square));
-        unpack_tiles(device, 64, StoredAs::F16, &arena, &[(None, Some(0))], [&mut t, &mut s]).unwrap();
+        unpack_tiles(device, &places, &arena, [&mut t, &mut s]).unwrap();
         let s = s.read().unwrap();
         assert!(s[..64].iter().all(|&x| x == 65504.0) && s[64..].iter().all(|&x| x == -65504.0));
     });
@@ -101,7 +105,8 @@ fn checksums_equal_xxh3_at_every_length() {
     let mut rng = fresh();
     let bytes: Vec<u8> = (0..300_000).map(|_| rng.random()).collect();
     let lengths = [248, 256, 1016, 1024, 1032, 1088, 2048, 32 * 1024, 33 * 1024, 33 * 1024 + 8, 200_000];
-    let parts: Vec<(u64, u64)> = lengths.iter().map(|&length| (8 * rng.random_range(0..100), length)).collect();
+    let parts: Vec<(u64, u64)> =
+        lengths.iter().map(|&length| (8 * rng.random_range(0..100), length)).collect();
     on_devices(|device| {
         let on_device = Buffer::from_slice(device, &bytes).unwrap();
         let sums = checksum(device, &on_device, &parts).unwrap();

@@ -30,6 +30,27 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
 
 /// `|found - expected| / |expected|` must be within `bound`; NaN never is.
 pub(crate) fn assert_close(what: &str, found: impl IntoIterator<Item = f32>, expected: &[f64], bound: f64) {
+    assert_close_above(0.0, what, found, expected, bound);
+}
+
+/// The same for a `T` of `[width, width]`, but never relative to less than the identity: `T` acts on states,
+/// and what a small one contributes is as small as itself.
+pub(crate) fn assert_transition(
+    width: usize,
+    found: impl IntoIterator<Item = f32>,
+    expected: &[f64],
+    bound: f64,
+) {
+    assert_close_above((width as f64).sqrt(), "T", found, expected, bound);
+}
+
+fn assert_close_above(
+    floor: f64,
+    what: &str,
+    found: impl IntoIterator<Item = f32>,
+    expected: &[f64],
+    bound: f64,
+) {
     let (mut difference, mut size, mut count) = (0.0, 0.0, 0);
     for (x, &y) in found.into_iter().zip(expected) {
         difference += (f64::from(x) - y).powi(2);
@@ -37,7 +58,8 @@ pub(crate) fn assert_close(what: &str, found: impl IntoIterator<Item = f32>, exp
         count += 1;
     }
     assert_eq!(count, expected.len(), "{what}: number of values");
-    let error = if size > 0.0 { (difference / size).sqrt() } else { difference.sqrt() };
+    let size = size.sqrt().max(floor);
+    let error = if size > 0.0 { difference.sqrt() / size } else { difference.sqrt() };
     assert!(error <= bound, "{what}: error {error:.2e} over {bound:.0e}");
 }
 

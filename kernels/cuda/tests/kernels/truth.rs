@@ -38,7 +38,8 @@ pub(crate) fn delta(family: Family) -> bool {
 }
 
 impl Layer {
-    /// Unit keys with a common part, as trained ones have, and half lives from 8 to 8192 tokens, so that `T` does not vanish.
+    /// Unit keys with a common part, as trained ones have, and half lives from 8 to 8192 tokens, so that `T`
+    /// does not vanish.
     pub(crate) fn random(rng: &mut StdRng, family: Family, shape: Shape, rows: usize) -> Self {
         let Shape { heads, key_heads, width } = shape;
         let unit = |rng: &mut StdRng, offset: f32, scale: f32| -> Vec<bf16> {
@@ -53,8 +54,9 @@ impl Layer {
         let (k, q) = (unit(rng, 0.3, 1.0), unit(rng, 0.0, (width as f32).powf(-0.5)));
         let v = (0..rows * heads * width).map(|_| bf16::from_f32(normal(rng))).collect();
         let lanes = if channels(family) { heads * width } else { heads };
-        let slowest: Vec<f32> =
-            (0..lanes).map(|_| std::f32::consts::LN_2 / rng.random_range(8f32.ln()..8192f32.ln()).exp()).collect();
+        let slowest: Vec<f32> = (0..lanes)
+            .map(|_| std::f32::consts::LN_2 / rng.random_range(8f32.ln()..8192f32.ln()).exp())
+            .collect();
         let gate = (0..rows * lanes)
             .map(|i| match family {
                 Family::Linear | Family::DeltaNet => 0.0,
@@ -84,7 +86,8 @@ impl Layer {
         f64::from(self.gate[at]).exp()
     }
 
-    /// One token of one head on a state `[width, columns]`; the output of every column. Without `writes`, `v` counts as zero.
+    /// One token of one head on a state `[width, columns]`; the output of every column. Without `writes`, `v`
+    /// counts as zero.
     fn token(&self, row: usize, head: usize, state: &mut [f64], writes: bool) -> Vec<f64> {
         let Shape { heads, key_heads, width } = self.shape;
         let key = (row * key_heads + head / (heads / key_heads)) * width;
@@ -96,7 +99,8 @@ impl Layer {
             state[i * columns..(i + 1) * columns].iter_mut().for_each(|x| *x *= decay);
         }
         for (c, o) in out.iter_mut().enumerate() {
-            let mut u = if writes { f64::from(self.v[(row * heads + head) * width + c].to_f32()) } else { 0.0 };
+            let mut u =
+                if writes { f64::from(self.v[(row * heads + head) * width + c].to_f32()) } else { 0.0 };
             if delta(self.family) {
                 let read: f64 = (0..width).map(|i| f64::from(k[i].to_f32()) * state[i * columns + c]).sum();
                 u = f64::from(self.beta[row * heads + head]) * (u - read);

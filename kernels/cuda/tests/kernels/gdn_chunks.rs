@@ -1,0 +1,119 @@
+use hypic_cuda::{
+    Buffer, ChunkScratch, Device, Family, GdnChunks, Places, Sequence, Sequences, Shape, StoredAs, gdn_chunks,
+};
+#[cfg(feature = "gpu-tests")]
+use {
+    crate::run::{LENGTHS, assert_close, assert_transition},
+    half::bf16,
+    hypic_cuda::{bounds, unpack_tiles},
+    rand::RngExt,
+};
+
+use crate::truth::{Layer, fresh, nan};
+
+const SHAPE: Shape = Shape { heads: 4, key_heads: 2, width: 128 };
+
+#[cfg(feature = "gpu-tests")]
+/// Builds sequences of every length; the last head of each is dead. Sequences with `resumed` start from a
+/// state.
+fn check(device: &Device, before_body: usize, resumed: bool) {
+    let mut rng = fresh();
+    let layer = Layer::random(&mut rng, Family::Gdn, SHAPE, LENGTHS.iter().sum());
+    let list: Vec<Sequence> = LENGTHS
+        .iter()
+        .map(|&rows| Sequence { rows, before_body: before_body.min(rows), fresh: !resumed })
+        .collect();
+    let (pairs, square) = (list.len() * SHAPE.heads, SHAPE.square());
+    let start: Vec<f32> =
+        (0..pairs * square).map(|_| if resumed { rng.random_range(-0.1..0.1) } else { f32::NAN }).collect();
+    let size = 2 * square as u64;
+    let places: Vec<_> =
+        (0..pairs as u64).map(|i| ((i % 4 != 3).then_some(2 * i * size), Some((2 * i + 1) * size))).collect();
+
+    let rows = layer.upload(device);
+    let sequences = Sequences::new(device, &list).unwrap();
+    let places = Places::new(device, SHAPE.width, StoredAs::F16, &places).unwrap();
+    let mut arena = Buffer::from_slice(device, &vec![0xffu8; 2 * pairs * size as usize]).unwrap();
+    let mut state = Buffer::from_slice(device, &start).unwrap();
+    let mut out = Buffer::from_slice(device, &vec![bf16::NAN; layer.v.len()]).unwrap();
+    let run = GdnChunks {
+        rows: rows.rows(),
+        sequences: &sequences,
+        places: &places,
+        arena: &mut arena,
+        state: &mut state,
+        out: &mut out,
+        scratch: &mut ChunkScratch::new(device, SHAPE, &sequences).unwrap(),
+    };
+    gdn_chunks(device, run).unwrap();
+    let (mut t, mut s) = (nan(device, pairs * square), nan(device, pairs * square));
+    unpack_tiles(device, &places, &arena, [&mut t, &mut s]).unwrap();
+    let [state, s, t] = [state, s, t].map(|buffer| buffer.read().unwrap());
+    let out = out.read().unwrap();
+
+    let mut outputs = vec![0.0; layer.v.len()];
+    let mut first = 0;
+    for (i, sequence) in list.iter().enumerate() {
+        let end = first + sequence.rows;
+        for head in 0..SHAPE.heads {
+            let place = (i * SHAPE.heads + head) * square;
+            let mut running = vec![0.0; square];
+            if resumed {
+                running.iter_mut().zip(&start[place..]).for_each(|(x, &y)| *x = f64::from(y));
+            }
+            layer.scan(first..end, head, &mut running, &mut outputs);
+            let part = |values: &[f32]| values[place..place + square].to_vec();
+            let what = |part: &str| format!("{part} of {} rows, head {head}", sequence.rows);
+            assert_close(&what("state"), part(&state), &running, bounds::CHUNKS);
+            if resumed {
+                continue;
+            }
+            let (dense, body) = layer.summary(first + sequence.before_body..end, head);
+            assert_close(&what("S"), part(&s), &body, bounds::CHUNKS);
+            let dense = if head == 3 { vec![0.0; square] } else { dense };
+            assert_transition(SHAPE.width, part(&t), &dense, bounds::CHUNKS);
+        }
+        first = end;
+    }
+    assert_close("outputs", out.iter().map(|x| x.to_f32()), &outputs, bounds::CHUNKS + bounds::BF16);
+}
+
+#[cfg(feature = "gpu-tests")]
+#[test]
+fn chunks_equal_the_f64_scan_at_every_length() {
+    let device = Device::cuda(0).unwrap();
+    check(&device, 0, false);
+}
+
+#[cfg(feature = "gpu-tests")]
+#[test]
+fn the_bodys_summary_leaves_its_seam_out() {
+    let device = Device::cuda(0).unwrap();
+    check(&device, 8, false);
+    check(&device, 3, false);
+}
+
+#[cfg(feature = "gpu-tests")]
+#[test]
+fn a_running_state_is_continued() {
+    let device = Device::cuda(0).unwrap();
+    check(&device, 0, true);
+}
+
+#[cfg(not(feature = "gpu-tests"))]
+#[test]
+fn without_tensor_cores_there_is_no_chunk_form() {
+    let device = Device::fibers(hypic_cuda::Order::Forward);
+    let rows = Layer::random(&mut fresh(), Family::Gdn, SHAPE, 1).upload(&device);
+    let sequences = Sequences::new(&device, &[Sequence { rows: 1, before_body: 0, fresh: true }]).unwrap();
+    let run = GdnChunks {
+        rows: rows.rows(),
+        sequences: &sequences,
+        places: &Places::new(&device, 128, StoredAs::F16, &[(None, None); 4]).unwrap(),
+        arena: &mut Buffer::zeros(&device, 0).unwrap(),
+        state: &mut nan(&device, 4 * SHAPE.square()),
+        out: &mut Buffer::zeros(&device, 4 * SHAPE.width).unwrap(),
+        scratch: &mut ChunkScratch::new(&device, SHAPE, &sequences).unwrap(),
+    };
+    assert!(matches!(gdn_chunks(&device, run), Err(hypic_cuda::Error::FindKernel { .. })));
+}
