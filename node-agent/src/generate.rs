@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
-use hypic_domain::flow::{ColdReason, Order, SegmentOutcome, Source, TokenEvent};
+use hypic_domain::flow::{ColdReason, Order, Piece, SegmentOutcome, Source, TokenEvent};
 use hypic_domain::id::AgentId;
-use hypic_domain::key::Scope;
+use hypic_domain::key::{Scope, SegmentKey};
 use hypic_scatter::{GatherEvent, GatherEvents, Layer};
 use hypic_store::codec::{Manifest, Part};
 use hypic_store::{StoreError, StoredTuple};
-use tokio::task::{AbortHandle, block_in_place};
+use tokio::task::block_in_place;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Instrument;
 
 use crate::agent::Agent;
@@ -21,7 +22,7 @@ use crate::engine::{EngineError, Feed, TokenStream};
 /// The tokens of an order. Dropping it ends pulls, remote builds and the engine's work within one step.
 pub struct Answer {
     tokens: TokenStream,
-    gathering: AbortHandle,
+    _ended: DropGuard,
 }
 
 impl Stream for Answer {
@@ -32,18 +33,45 @@ impl Stream for Answer {
     }
 }
 
-impl Drop for Answer {
-    fn drop(&mut self) {
-        self.gathering.abort();
-    }
-}
-
 /// Starts an order.
 pub fn generate(agent: &Arc<Agent>, mut order: Order) -> Answer {
     let (feed, tokens) = agent.engine.generate(order.clone());
     take_what_is_here(agent, &feed, &mut order);
+    let wishes = wishes(agent, &order);
     let gather = gather(Arc::clone(agent), feed, order).instrument(tracing::info_span!("scatter"));
-    Answer { tokens, gathering: tokio::spawn(gather).abort_handle() }
+    let ended = CancellationToken::new();
+    tokio::spawn({
+        let (agent, ended) = (Arc::clone(agent), ended.clone());
+        async move {
+            ended.run_until_cancelled(gather).await;
+            give_back(&agent, wishes, &ended).await;
+        }
+    });
+    Answer { tokens, _ended: ended.drop_guard() }
+}
+
+/// Which builds the index is asked to grant for an order.
+fn wishes(agent: &Agent, order: &Order) -> Vec<(SegmentKey, AgentId)> {
+    let wish = |(piece, source): (&Piece, &Option<Source>)| {
+        let builder = match source.as_ref()? {
+            Source::Build { worker } => worker.clone(),
+            Source::BuildHere => agent.membership.me.clone(),
+            Source::Local | Source::Fetch { .. } => return None,
+        };
+        Some((piece.key?, builder))
+    };
+    order.pieces.iter().zip(&order.sources).filter_map(wish).collect()
+}
+
+/// When the answer has ended, gives back the grants of what was not built: a tuple that is here was, and its
+/// announcement ends its grant.
+async fn give_back(agent: &Agent, mut wishes: Vec<(SegmentKey, AgentId)>, ended: &CancellationToken) {
+    if wishes.is_empty() {
+        return;
+    }
+    ended.cancelled().await;
+    wishes.retain(|(key, _)| agent.store.locate(key).is_none());
+    agent.index.give_back(&wishes).await;
 }
 
 /// What the router does not know to be here may be here by now; what the engine does not compose needs no source.

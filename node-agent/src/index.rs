@@ -79,7 +79,7 @@ impl Index {
 
     /// Facts for metrics.
     pub fn counts(&self) -> Counts {
-        self.shard().counts()
+        self.shard().counts(Instant::now())
     }
 
     /// Answers [`proto::LocateRequest`].

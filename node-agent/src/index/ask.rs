@@ -30,6 +30,14 @@ impl hypic_scatter::Index for Owners {
 }
 
 impl Index {
+    /// Ends the grants of builds that their asker no longer waits for. An owner that is away lets them run out.
+    ///
+    /// A builder that works for another asker too loses its grant with the first: a third may then have the
+    /// segment built a second time, which costs work and nothing else.
+    pub async fn give_back(&self, wishes: &[(SegmentKey, AgentId)]) {
+        self.ask_all(wishes, Duration::ZERO).await;
+    }
+
     /// One question per owner; what an owner does not answer goes to the next replica.
     async fn ask_all(&self, wishes: &[(SegmentKey, AgentId)], ttl: Duration) -> Vec<Option<AgentId>> {
         let ring = Arc::clone(self.shard().ring());

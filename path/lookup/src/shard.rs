@@ -321,15 +321,15 @@ impl Shard {
         digests
     }
 
-    /// Facts for metrics.
-    pub fn counts(&self) -> Counts {
+    /// Facts for metrics, at `now`.
+    pub fn counts(&self, now: Instant) -> Counts {
         let whole = self.holders.values().filter(|holder| holder.sequence.is_some()).count();
         Counts {
             keys: self.entries.len(),
             claims: self.claims,
             whole,
             partial: self.holders.len() - whole,
-            grants: self.grants.len(),
+            grants: self.grants.alive(now),
             refused: self.refused,
         }
     }

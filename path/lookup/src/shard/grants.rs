@@ -30,8 +30,9 @@ impl Grants {
         Self { limit: limit.max(1), by_key: HashMap::new() }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.by_key.len()
+    /// Grants that have not run out.
+    pub(super) fn alive(&self, now: Instant) -> usize {
+        self.by_key.values().filter(|(_, until)| *until > now).count()
     }
 
     pub(super) fn builder(&self, key: &SegmentKey, now: Instant) -> Option<&AgentId> {

@@ -126,6 +126,7 @@ fn one_agent_builds_until_it_publishes_expires_fails_or_goes() {
     assert_eq!(shard.locate(&[key(1)], start).unwrap()[0].building, Some(s.clone()));
     // Expired.
     assert_eq!(shard.locate(&[key(1)], start + second).unwrap()[0].building, None);
+    assert_eq!((shard.counts(start).grants, shard.counts(start + second).grants), (1, 0));
     assert_eq!(ask(&mut shard, &t, start + second), Granted::Granted);
     // The late one cannot end what is no longer its own.
     shard.release(&key(1), &s);
@@ -138,7 +139,7 @@ fn one_agent_builds_until_it_publishes_expires_fails_or_goes() {
     assert_eq!(ask(&mut shard, &t, start + second), Granted::Granted);
     // Published.
     shard.take(&whole(sender("t", 1), 1, 0, vec![claim(1, Tier::Device)]));
-    assert_eq!(shard.counts().grants, 0);
+    assert_eq!(shard.counts(Instant::now()).grants, 0);
 }
 
 #[test]
@@ -147,11 +148,11 @@ fn memory_is_bounded_and_what_was_refused_is_counted() {
     let mut shard = Shard::new("a".into(), &topology(1, &["a"], &["s"]), 2, limits);
     let claims = (1..=5).map(|n| claim(n, Tier::Host)).collect();
     assert_eq!(shard.take(&whole(sender("s", 1), 1, 0, claims)), Verdict::Applied);
-    assert_eq!((shard.counts().claims, shard.counts().refused), (3, 2));
+    assert_eq!((shard.counts(Instant::now()).claims, shard.counts(Instant::now()).refused), (3, 2));
     let more =
         say(sender("s", 1), 1, vec![Change::Has(claim(6, Tier::Host)), Change::Has(claim(1, Tier::Disk))]);
     assert_eq!(shard.take(&more), Verdict::Applied);
-    assert_eq!((shard.counts().claims, shard.counts().refused), (3, 3));
+    assert_eq!((shard.counts(Instant::now()).claims, shard.counts(Instant::now()).refused), (3, 3));
     let now = Instant::now();
     for (n, ttl) in [(11, 3), (12, 1), (13, 2)] {
         shard.grant(key(n), &"s".into(), now, Duration::from_secs(ttl)).unwrap();
