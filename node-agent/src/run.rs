@@ -4,15 +4,17 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use hypic_domain::id::Incarnation;
 use hypic_domain::key::{Identity, IdentityInput};
+use hypic_domain::serving::ModelFile;
 use hypic_domain::unit::Bytes;
 use hypic_kernels::cpu::CpuDevice;
 use hypic_lookup::{Change, Claim};
 use hypic_scatter::{GrpcPeers, Limits, Scatter};
+use hypic_segment::{Clock, Segmenter};
 use hypic_store::{Observer, Store, StoreConfig, StoreEvent};
 use hypic_wire::address::HostPort;
 use hypic_wire::bulk::{BulkServer, HttpPull, PullLimits, ServeLimits, Tickets};
@@ -178,6 +180,7 @@ fn start_engine(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Resu
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let device = CpuDevice::new(config.memory.threads.unwrap_or(cores)).context("start the CPU device")?;
     let path = &config.model.path;
+    check_text_files(&config.model)?;
     let loaded = hypic_models::load(path, &device, config.model.name.clone())
         .with_context(|| format!("load the checkpoint {}", path.display()))?;
     let identity = Identity::derive(&IdentityInput {
@@ -214,6 +217,15 @@ fn start_engine(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Resu
     let engine = Engine::start(device, model, engine, Box::new(publish), announcing(index))
         .context("start the engine")?;
     Ok((engine, identity))
+}
+
+/// Only routers tokenise and render; but ids of a tokenizer that does not fit the model would give wrong
+/// answers here, and a fleet should find a broken template when it starts.
+fn check_text_files(model: &ModelFile) -> Result<()> {
+    let clock: Clock = Arc::new(SystemTime::now);
+    Segmenter::load(&model.path, model, &clock)
+        .with_context(|| format!("check the tokenizer and template of {}", model.path.display()))?;
+    Ok(())
 }
 
 fn digest(path: &Path) -> Result<[u8; 32]> {

@@ -1,7 +1,7 @@
 //! What the station reads of a checkpoint's small files.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hypic_domain::unit::Tokens;
 use serde_json::{Map, Value};
@@ -23,6 +23,8 @@ pub(crate) struct Checkpoint {
     pub(crate) specials: Map<String, Value>,
     /// Chat templates by name; `default` is the one for all that have no other.
     pub(crate) templates: Vec<(String, String)>,
+    /// The file that holds them.
+    pub(crate) template_file: PathBuf,
 }
 
 impl Checkpoint {
@@ -72,11 +74,11 @@ impl Checkpoint {
             }
         }
         let template_file = folder.join("chat_template.jinja");
-        let templates = match read(&template_file)? {
-            Some(source) => vec![("default".to_owned(), source)],
-            None => templates(tokenizer.get("chat_template"), &tokenizer_file)?,
+        let (templates, template_file) = match read(&template_file)? {
+            Some(source) => (vec![("default".to_owned(), source)], template_file),
+            None => (templates(tokenizer.get("chat_template"), &tokenizer_file)?, tokenizer_file),
         };
-        Ok(Self { context, vocab, eos, specials, templates })
+        Ok(Self { context, vocab, eos, specials, templates, template_file })
     }
 }
 

@@ -45,8 +45,10 @@ pub enum SegmentError {
         source: Cause,
     },
     /// Load: the chat template has a fault or cannot render one plain user turn.
-    #[error("the chat template is broken at line {line}")]
+    #[error("the chat template in '{}' is broken at line {line}", file.display())]
     CompileTemplate {
+        /// The file that holds it.
+        file: PathBuf,
         /// Line in the template, from 1; 0 where it is not known.
         line: usize,
         /// Why.

@@ -67,7 +67,9 @@ impl Segmenter {
         end_ids.dedup();
         let mut templates = Vec::new();
         for (name, source) in checkpoint.templates {
-            templates.push((name, ChatTemplate::compile(&source, checkpoint.specials.clone(), clock)?));
+            let specials = checkpoint.specials.clone();
+            let template = ChatTemplate::compile(&source, &checkpoint.template_file, specials, clock)?;
+            templates.push((name, template));
         }
         Ok(Self {
             model: model.clone(),

@@ -1,6 +1,7 @@
 //! The chat template, in an environment that renders byte for byte what transformers' does.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -48,18 +49,22 @@ pub(crate) struct Tracking {
 }
 
 impl ChatTemplate {
-    /// Compiles `source`. `specials` are the variables every rendering gets (`bos_token`, …).
+    /// Compiles `source`, as it stands in `file`. `specials` are the variables every rendering gets (`bos_token`, …).
     ///
     /// # Errors
     /// `CompileTemplate` if it has a fault, names a filter or function that does not exist, or cannot render
     /// one user turn.
     pub(crate) fn compile(
         source: &str,
+        file: &Path,
         specials: Map<String, serde_json::Value>,
         clock: &Clock,
     ) -> Result<Self, SegmentError> {
-        let refuse =
-            |source: Error| SegmentError::CompileTemplate { line: source.line().unwrap_or(0), source };
+        let refuse = |source: Error| SegmentError::CompileTemplate {
+            file: file.to_owned(),
+            line: source.line().unwrap_or(0),
+            source,
+        };
         let source = source::without_generation_tags(source);
         let mut template = Self {
             plain: environment(&source, clock, false).map_err(refuse)?,
