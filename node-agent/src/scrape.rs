@@ -108,6 +108,12 @@ impl Scrape {
             "Writes that found the drive full.",
             faults.disk_full,
         )?;
+        let count = |what: &str, help: &str, value: u64| {
+            now.counter(&format!("hypic_agent_store_{what}_total"), help, value)
+        };
+        count("write_failed", "Writes that failed for another reason.", faults.write_failed)?;
+        count("remove_failed", "Files that could not be deleted.", faults.remove_failed)?;
+        count("orphans", "Left-over or cut files deleted at the start.", faults.orphans)?;
         let full = u64::from(self.agent.store.disk_is_full());
         now.gauge("hypic_agent_store_disk_full", "1 while the drive is full.", full)
     }
