@@ -47,6 +47,10 @@ pub async fn round(fleet: &FleetView, channels: &Channels, timeout: Duration) {
         let answer = tokio::time::timeout(timeout, describe(channels, entry, epoch)).await;
         match answer {
             Ok(Ok(seen)) => fleet.saw(&entry.id, seen),
+            // It answers. The topology that it has is on its way here, or came while the question was out.
+            Ok(Err(refusal @ PeerRefusal::OldEpoch { .. })) => {
+                tracing::debug!(agent = %entry.id, %refusal, "an agent is ahead");
+            }
             Ok(Err(refusal)) => {
                 tracing::debug!(agent = %entry.id, %refusal, "agent does not describe itself");
                 fleet.lost(&entry.id);
