@@ -28,9 +28,9 @@ pub(crate) struct Args {
     /// Leave the random checkpoint out.
     #[arg(long)]
     no_random: bool,
-    /// A Python with torch and transformers; without one only ours is measured.
-    #[arg(long, value_name = "FILE")]
-    python: Option<PathBuf>,
+    /// A Python with torch and transformers; where it lacks them only ours is measured.
+    #[arg(long, value_name = "FILE", default_value = "python3")]
+    python: PathBuf,
     /// Threads of both sides.
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -137,8 +137,13 @@ fn measure_random(args: &Args) -> anyhow::Result<Vec<Row>> {
 fn measure(args: &Args, dir: &Path, name: &str) -> anyhow::Result<Vec<Row>> {
     let device = CpuDevice::new(args.threads)?;
     let loaded = load(dir, &device, ModelId::from("bench"))?;
-    let mut baseline =
-        args.python.as_deref().map(|python| Baseline::start(python, dir, args.threads)).transpose()?;
+    let mut baseline = match imports_torch(&args.python) {
+        true => Some(Baseline::start(&args.python, dir, args.threads)?),
+        false => {
+            println!("\nNo baseline: \"{}\" does not import torch and transformers.", args.python.display());
+            None
+        }
+    };
     let mut rows = Vec::new();
     for &tokens in &args.tokens {
         let mut row = Row {
@@ -195,6 +200,13 @@ fn ours(device: &CpuDevice, loaded: &Loaded<CpuDevice>, tokens: usize, args: &Ar
     }
     let decode = start.elapsed() / args.decoded.max(1) as u32;
     Ok(Times { prefill: prefill.as_secs_f64() * 1e3, decode: decode.as_secs_f64() * 1e3 })
+}
+
+/// Whether a Python is there and has what the baseline needs.
+fn imports_torch(python: &Path) -> bool {
+    let mut command = Command::new(python);
+    command.args(["-c", "import torch, transformers"]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
 }
 
 /// The Python side, kept running so that both are measured in turn.

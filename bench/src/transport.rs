@@ -15,8 +15,9 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, ensure};
 use hypic_domain::key::SegmentKey;
 use hypic_domain::tuple::{PartKind, PartSpec};
+use hypic_e2e::certificates::Authority;
+use hypic_e2e::report::machine;
 use hypic_wire::tls::{Security, TlsFiles};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde::{Deserialize, Serialize};
 
 use crate::report::{ReportArgs, print_table};
@@ -102,7 +103,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     ensure!(args.segments > 0 && args.layers > 0 && args.repeats > 0, "there is nothing to move");
     let dir = tempfile::tempdir().context("make a folder for certificates")?;
-    write_certificates(dir.path())?;
+    Authority::create(dir.path())?.issue("hypic-agent")?;
     let bytes = parts(args.layers).iter().map(|part| part.len).sum::<u64>() * args.segments as u64;
     let mut runs = Vec::new();
     for _ in 0..args.repeats {
@@ -171,22 +172,12 @@ fn security(variant: Variant, certificates: &Path) -> anyhow::Result<Security> {
     let file = |name: &str| certificates.join(name);
     match variant {
         Variant::Tcp | Variant::Plain => Ok(Security::Plain),
-        Variant::Tls => TlsFiles { cert: file("cert.pem"), key: file("key.pem"), ca: file("ca.pem") }
-            .load()
-            .context("load the throw-away certificates"),
+        Variant::Tls => {
+            TlsFiles { cert: file("hypic-agent.crt"), key: file("hypic-agent.key"), ca: file("ca.crt") }
+                .load()
+                .context("load the throw-away certificates")
+        }
     }
-}
-
-fn write_certificates(dir: &Path) -> anyhow::Result<()> {
-    let mut authority = CertificateParams::new(Vec::new())?;
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-    let key = KeyPair::generate()?;
-    let certificate = CertificateParams::new(vec!["hypic-agent".to_owned()])?.signed_by(&key, &authority)?;
-    std::fs::write(dir.join("ca.pem"), authority.pem())?;
-    std::fs::write(dir.join("cert.pem"), certificate.pem())?;
-    std::fs::write(dir.join("key.pem"), key.serialize_pem())?;
-    Ok(())
 }
 
 fn start_sender(variant: Variant, args: &Args, certificates: &Path) -> anyhow::Result<(Child, Hello)> {
@@ -213,14 +204,6 @@ fn cpu_seconds(process: u32) -> anyhow::Result<f64> {
             line.split_whitespace().next().unwrap_or("0").parse::<u64>().context("read a thread's time")?;
     }
     Ok(nanos as f64 / 1e9)
-}
-
-fn machine() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field =
-        info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split(':').nth(1));
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    format!("{}, {cores} cores", field.unwrap_or("unknown CPU").trim())
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {

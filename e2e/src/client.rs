@@ -87,6 +87,12 @@ impl Client {
 
     /// Sends a chat request as a stream and reads it to its end.
     pub fn chat(&self, body: &Value) -> Result<Answer> {
+        self.chat_while(body, &mut |_| true)
+    }
+
+    /// As [`Client::chat`], but `more` is told each content delta as it arrives; once it says no, the client
+    /// goes away and gives what it has.
+    pub fn chat_while(&self, body: &Value, more: &mut dyn FnMut(&str) -> bool) -> Result<Answer> {
         let mut body = body.clone();
         body["stream"] = json!(true);
         body["stream_options"] = json!({"include_usage": true});
@@ -117,6 +123,9 @@ impl Client {
                     answer.ttft = start.elapsed();
                 }
                 answer.text.push_str(text);
+                if !more(text) {
+                    return Ok(answer);
+                }
             }
             if let Some(reason) = choice["finish_reason"].as_str() {
                 answer.finish = reason.to_owned();

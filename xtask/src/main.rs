@@ -43,7 +43,7 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
-    /// Run a benchmark: `cargo xtask bench -- lpt`.
+    /// Run a benchmark: `cargo xtask bench -- lpt`; `-- all --write docs/benchmarks/cpu.md` for the page.
     Bench {
         /// Arguments of `hypic-bench`.
         #[arg(trailing_var_arg = true)]
@@ -67,7 +67,7 @@ fn main() -> Result<()> {
         Command::Tidy => tidy::tidy(),
         Command::Dag { write } => dag::dag(write),
         Command::Bench { args } => {
-            shell::cargo(&["build", "--package", "hypic-bench", "--bins"])?;
+            shell::cargo(&["build", "-p", "hypic-bench", "-p", "hypic-router", "-p", "hypic-node-agent", "--bins"])?;
             shell::run(shell::binary("hypic-bench").args(args))
         }
     }
