@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,8 @@ pub struct FleetOptions {
     pub binaries: PathBuf,
     /// How the model is served.
     pub model: ModelFile,
+    /// The loopback address that all listen on.
+    pub host: IpAddr,
     /// Combine agents.
     pub combine: usize,
     /// Scatter workers.
@@ -49,6 +51,7 @@ impl FleetOptions {
             dir: dir.to_owned(),
             binaries: binaries.to_owned(),
             model,
+            host: Ipv4Addr::LOCALHOST.into(),
             combine: 3,
             scatter: 2,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -105,7 +108,7 @@ impl Fleet {
         let authority = Authority::create(&options.dir.join("tls"))?;
         let files = authority.issue("hypic-agent")?;
         let router_files = authority.issue("hypic-router")?;
-        let mut ports = Ports::default();
+        let mut ports = Ports { host: options.host, held: Vec::new() };
         let mut agents = Vec::new();
         let roles = [
             (AgentRole::Combine, "combine", options.combine),
@@ -232,8 +235,13 @@ impl Fleet {
         waiting.push(("router".to_owned(), self.router.clone()));
         while !waiting.is_empty() {
             self.check_alive()?;
-            waiting
-                .retain(|(_, address)| !matches!(Client::new(address, "", "").get("/readyz"), Ok((200, _))));
+            // In order: what the router says counts once all agents are ready, since it may not have seen yet
+            // that one was away.
+            let mut behind = false;
+            waiting.retain(|(_, address)| {
+                behind = behind || !matches!(Client::new(address, "", "").get("/readyz"), Ok((200, _)));
+                behind
+            });
             if start.elapsed() > limit {
                 let names: Vec<&str> = waiting.iter().map(|(name, _)| name.as_str()).collect();
                 bail!(
@@ -268,6 +276,28 @@ impl Fleet {
         child.kill().context("kill")?;
         child.wait().context("wait for the killed")?;
         Ok(())
+    }
+
+    /// Waits until a process ends by itself, and forgets it.
+    pub fn wait_end(&mut self, name: &str, limit: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        let child = self.processes.get_mut(name).with_context(|| format!("{name} does not run"))?;
+        loop {
+            if let Some(status) = child.try_wait().context("look at a process")? {
+                self.processes.remove(name);
+                return Ok(status);
+            }
+            if start.elapsed() > limit {
+                bail!("{name} still runs after {} s", limit.as_secs());
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What a process wrote, over all its lives.
+    pub fn log(&self, name: &str) -> Result<String> {
+        let path = self.options.dir.join("logs").join(format!("{name}.log"));
+        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
     }
 
     /// A client that sends `key`.
@@ -336,14 +366,14 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
 }
 
 /// Free ports of loopback, all held until dropped so that none is given twice.
-#[derive(Default)]
 struct Ports {
+    host: IpAddr,
     held: Vec<TcpListener>,
 }
 
 impl Ports {
     fn take(&mut self) -> Result<String> {
-        let listener = TcpListener::bind("127.0.0.1:0").context("find a free port")?;
+        let listener = TcpListener::bind((self.host, 0)).context("find a free port")?;
         let address = listener.local_addr().context("find a free port")?.to_string();
         self.held.push(listener);
         Ok(address)
