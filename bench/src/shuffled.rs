@@ -52,12 +52,12 @@ struct Report {
     rows: Vec<Row>,
 }
 
-/// One prompt length. Milliseconds to the first token, beside [`MODES`].
+/// One prompt length. Milliseconds to the first token, beside [`MODES`]. To `recompute` no prompt is cold.
 #[derive(Serialize)]
 struct Row {
     segments: usize,
     tokens: u64,
-    cold_ms: [f64; 3],
+    cold_ms: [Option<f64>; 3],
     /// Every order, `[mode, order]`.
     shuffled_ms: [Vec<f64>; 3],
     /// Share of prompt tokens that came out of the cache.
@@ -109,12 +109,13 @@ fn measure(clients: &[Client; 3], question: &Question, repeats: usize) -> anyhow
     let mut row = Row {
         segments: question.documents.len(),
         tokens: 0,
-        cold_ms: [f64::NAN; 3],
+        cold_ms: [None; 3],
         shuffled_ms: Default::default(),
         cached_share: [f64::NAN; 3],
     };
-    for (mode, client) in clients.iter().enumerate() {
-        (row.cold_ms[mode], _, row.tokens) = ask(client, question)?;
+    for (mode, client) in clients.iter().enumerate().filter(|(mode, _)| MODES[*mode] != Mode::Recompute) {
+        let (ms, _, tokens) = ask(client, question)?;
+        (row.cold_ms[mode], row.tokens) = (Some(ms), tokens);
     }
     let mut random = StdRng::seed_from_u64(question.documents.len() as u64);
     let mut cached = [0; 3];
@@ -150,8 +151,8 @@ fn show(args: &Args, name: &str, rows: &[Row]) {
             format!("{:.1}x", prefix / pic),
             format!("{:.2}", row.cached_share[1]),
             format!("{:.2}", row.cached_share[2]),
-            ms(row.cold_ms[1]),
-            ms(row.cold_ms[2]),
+            row.cold_ms[1].map_or_else(String::new, ms),
+            row.cold_ms[2].map_or_else(String::new, ms),
         ]
     };
     let title = format!(
