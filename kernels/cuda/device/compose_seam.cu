@@ -35,10 +35,10 @@ DEV void compose_seam(const bf16* __restrict__ q, const bf16* __restrict__ k, co
   for (uint32_t step = first_step[request]; step < first_step[request + 1]; ++step) {
     for (uint32_t t = first_row[step]; t < first_row[step + 1]; ++t) {
       const size_t row = t, at = (row * heads + head) * D, key_at = (row * key_heads + key_head) * D;
-      const float decay = VECTOR_GATE ? 0.f : expf(gate[row * heads + head]);
+      const float decay = VECTOR_GATE ? 0.f : expm1f(gate[row * heads + head]);
       float read = 0.f, o = 0.f;
       for (int i = row0; i < row0 + ROWS; ++i) {
-        s[now][i][c] *= VECTOR_GATE ? expf(gate[at + i]) : decay;
+        s[now][i][c] += s[now][i][c] * (VECTOR_GATE ? expm1f(gate[at + i]) : decay);
         if (DELTA) read += f32(k[key_at + i]) * s[now][i][c];
       }
       float u = f32(v[at + column]);

@@ -11,12 +11,9 @@ extern "C" __global__ void __launch_bounds__(128, 4) gdn_chunk_maps(
     const bf16* __restrict__ q, const bf16* __restrict__ k, const float* __restrict__ gate, const float* __restrict__ beta,
     const uint32_t* __restrict__ chunk_row, const uint32_t* __restrict__ chunk_rows, f16* __restrict__ q_tiles, f16* __restrict__ k_tiles,
     uint8_t* __restrict__ maps, ChunkDecays* __restrict__ decays, uint32_t heads, uint32_t key_heads) {
-  DYNAMIC_SHARED(shared);  // K, Q; once their products are done M, A^-1, P take their place
-  SHARED float G[CHUNK], B[CHUNK], diagonal[4][16][17];
-  const uint32_t k_tile = shared_address(shared), q_tile = k_tile + KEY_TILE, x_tile = k_tile + MAP;
-  uint8_t* const m_bytes = shared;
-  uint8_t* const x_bytes = shared + MAP;
-  uint8_t* const p_bytes = shared + 2 * MAP;
+  DYNAMIC_SHARED(shared);  // K, Q; once their products are done M and A^-1 of two heads take their place
+  SHARED float G[2][CHUNK], B[2][CHUNK], diagonal[2][4][16][17];
+  const uint32_t k_tile = shared_address(shared), q_tile = k_tile + KEY_TILE;
   const uint32_t thread = threadIdx.x, w = thread >> 5, lane = thread & 31;
   const uint32_t key_head = blockIdx.x, chunk = blockIdx.y, shared_by = heads / key_heads;
   const size_t tile = ((size_t)chunk * key_heads + key_head) * (KEY_TILE / 2);
@@ -67,20 +64,19 @@ extern "C" __global__ void __launch_bounds__(128, 4) gdn_chunk_maps(
 
   if (thread == 0) bulk_store_read();
   sync();
-  // The blocks above the diagonal are never written again.
-  for (uint32_t i = thread; i < 3 * MAP / 16; i += 128) reinterpret_cast<uint4*>(shared)[i] = make_uint4(0, 0, 0, 0);
+  // The blocks of M above the diagonal are never written again.
+  for (uint32_t i = thread; i < 2 * MAP / 16; i += 128) reinterpret_cast<uint4*>(shared)[i] = make_uint4(0, 0, 0, 0);
 
-  for (uint32_t r = 0; r < shared_by; ++r) {
-    const uint32_t head = key_head * shared_by + r, here = again(lane), g = here >> 2, c2 = (here & 3) * 2;
-    const size_t pair = (size_t)chunk * heads + head;
-    if (w == 0) {
+  for (uint32_t r = 0; r < shared_by; r += 2) {  // two heads at a time, so that more warps work on the chain of blocks
+    const uint32_t count = shared_by - r < 2 ? 1 : 2, head0 = key_head * shared_by + r;
+    if (w < count) {
       float x[2], sum;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int t = 2 * lane + e;
-        const size_t at = (size_t)(row0 + t) * heads + head;
+        const uint32_t t = 2 * lane + e;
+        const size_t at = (size_t)(row0 + t) * heads + head0 + w;
         x[e] = t < rows ? gate[at] : 0.f;
-        B[t] = t < rows ? beta[at] : 0.f;
+        B[w][t] = t < rows ? beta[at] : 0.f;
       }
       sum = x[0] + x[1];
 #pragma unroll
@@ -88,111 +84,123 @@ extern "C" __global__ void __launch_bounds__(128, 4) gdn_chunk_maps(
         const float y = __shfl_up_sync(~0u, sum, s);
         if (lane >= s) sum += y;
       }
-      G[2 * lane] = sum - x[1];
-      G[2 * lane + 1] = sum;
+      G[w][2 * lane] = sum - x[1];
+      G[w][2 * lane + 1] = sum;
     }
-    if (r && thread == 0) bulk_store_read();  // the last head's M and P have left
+    if (r && thread < 2) bulk_store_read();  // M of the heads before has left
     sync();
-    if (thread < CHUNK) {
-      decays[pair].from_start[thread] = expf(G[thread]);
-      decays[pair].to_end[thread] = expf(G[CHUNK - 1] - G[thread]);
-      decays[pair].log[thread] = G[thread];
-      if (thread == 0) decays[pair].all = expf(G[CHUNK - 1]);
-    }
-    uint32_t below[3][4];  // rows of A left of the diagonal block, as A operands
+    for (uint32_t h = 0; h < count; ++h) {
+      const uint32_t here = again(lane), g = here >> 2, c2 = (here & 3) * 2;
+      const size_t pair = (size_t)chunk * heads + head0 + h;
+      uint8_t* const p_bytes = maps + pair * 2 * MAP + MAP;
+      uint8_t* const x_bytes = shared + (2 + h) * MAP;
+      if (thread < CHUNK) {
+        decays[pair].from_start[thread] = expf(G[h][thread]);
+        decays[pair].to_end[thread] = expf(G[h][CHUNK - 1] - G[h][thread]);
+        decays[pair].log[thread] = G[h][thread];
+        if (thread == 0) decays[pair].all = expf(G[h][CHUNK - 1]);
+      }
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
-      if (n <= 2 * w + 1) {
-        float p[4], a[4];
+      for (int n = 0; n < 8; ++n) {
+        float p[4] = {}, a[4] = {};
+        if (n <= 2 * w + 1) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int i = 16 * w + g + 8 * (e >> 1), j = 8 * n + c2 + (e & 1);
-          const float decay = j <= i ? __expf(G[i] - G[j]) : 0.f;
-          p[e] = qk[n][e] * decay;
-          a[e] = j < i ? B[i] * kk[n][e] * decay : 0.f;
+          for (int e = 0; e < 4; ++e) {
+            const uint32_t i = 16 * w + g + 8 * (e >> 1), j = 8 * n + c2 + (e & 1);
+            const float decay = j <= i ? __expf(G[h][i] - G[h][j]) : 0.f;
+            p[e] = qk[n][e] * decay;
+            a[e] = j < i ? B[h][i] * kk[n][e] * decay : 0.f;
+          }
+          if (n >= 2 * w) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) diagonal[h][w][g + 8 * (e >> 1)][(n & 1) * 8 + c2 + (e & 1)] = a[e];
+          } else {  // left of the diagonal block: A itself, until the inverse takes its place
+            *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * w + g, 8 * n + c2)) = pack(a[0], a[1]);
+            *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * w + g + 8, 8 * n + c2)) = pack(a[2], a[3]);
+          }
         }
         *reinterpret_cast<uint32_t*>(p_bytes + map_at(16 * w + g, 8 * n + c2)) = pack(p[0], p[1]);
         *reinterpret_cast<uint32_t*>(p_bytes + map_at(16 * w + g + 8, 8 * n + c2)) = pack(p[2], p[3]);
-        if (n >= 2 * w) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) diagonal[w][g + 8 * (e >> 1)][(n & 1) * 8 + c2 + (e & 1)] = a[e];
-        } else if (n < 6) {
-          below[n >> 1][(n & 1) * 2] = pack(a[0], a[1]);
-          below[n >> 1][(n & 1) * 2 + 1] = pack(a[2], a[3]);
-        }
       }
+    }
     __syncwarp();
-    {  // inverse of the diagonal block, column lane & 15 per lane
-      const int column = lane & 15;
+    if ((lane >> 4) < count) {  // inverse of the diagonal block: half a warp per head, one column per lane
+      const uint32_t h = lane >> 4, column = lane & 15;
+      const float b = B[h][16 * w + column];
       float x[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         x[i] = i == column ? 1.f : 0.f;
 #pragma unroll
-        for (int j = 0; j < i; ++j) x[i] -= diagonal[w][i][j] * x[j];
-      }
-      if (lane < 16) {
-        const float b = B[16 * w + column];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const uint32_t at = map_at(16 * w + i, 16 * w + column);
-          *reinterpret_cast<f16*>(x_bytes + at) = __float2half_rn(x[i]);
-          *reinterpret_cast<f16*>(m_bytes + at) = __float2half_rn(x[i] * b);
-        }
+        for (int j = 0; j < i; ++j) x[i] -= diagonal[h][w][i][j] * x[j];
+        const uint32_t at = h * MAP + map_at(16 * w + i, 16 * w + column);
+        *reinterpret_cast<f16*>(shared + 2 * MAP + at) = __float2half_rn(x[i]);
+        *reinterpret_cast<f16*>(shared + at) = __float2half_rn(x[i] * b);
       }
     }
-    // Row of blocks i of the inverse from the rows above it: X_i = -X_ii (A_i X).
+    // Row of blocks i of the inverse from the rows above it: X_i = -X_ii (A_i X), one warp per head.
 #pragma unroll
     for (uint32_t i = 1; i < 4; ++i) {
       sync();
-      if (w != i) continue;
-      const uint32_t lane = again(here), g = lane >> 2, c2 = (lane & 3) * 2;
+      const uint32_t h = (w - i) & 3;
+      if (h >= count) continue;
+      const uint32_t me = again(lane), g = me >> 2, c2 = (me & 3) * 2, x_tile = k_tile + (2 + h) * MAP;
+      uint8_t* const m_bytes = shared + h * MAP;
+      uint8_t* const x_bytes = m_bytes + 2 * MAP;
+      // The k-th block of 16 columns of row block i as A operand.
+      auto block_at = [&](uint32_t k) {
+        const uint32_t row = 16 * i + (me & 15);
+        return x_tile + row * 128 + (((k * 2 + (me >> 4)) ^ (row & 7)) * 16);
+      };
+      // Block (k, j) as B operand.
+      auto above_at = [&](uint32_t k, uint32_t j) {
+        const uint32_t row = 16 * k + (me & 7) + ((me >> 3) & 1) * 8;
+        return x_tile + row * 128 + (((j * 2 + (me >> 4)) ^ (row & 7)) * 16);
+      };
+      uint32_t below[3][4], inverse[4];
 #pragma unroll
-      for (int jb = 0; jb < i; ++jb) {
+      for (uint32_t k = 0; k < i; ++k) load_matrices(below[k], block_at(k));
+      load_matrices(inverse, block_at(i));
+      __syncwarp();
+#pragma unroll
+      for (uint32_t jb = 0; jb < i; ++jb) {
         float y[2][4] = {};
 #pragma unroll
-        for (int k = jb; k < i; ++k) {
+        for (uint32_t k = jb; k < i; ++k) {
           uint32_t b[4];
-          const int row = 16 * k + (lane & 7) + ((lane >> 3) & 1) * 8;
-          load_transposed(b, x_tile + row * 128 + (((jb * 2 + (lane >> 4)) ^ (row & 7)) * 16));
+          load_transposed(b, above_at(k, jb));
           mma_f16(y[0], below[k], b[0], b[1]);
           mma_f16(y[1], below[k], b[2], b[3]);
         }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * i + g, 16 * jb + 8 * h + c2)) = pack(y[h][0], y[h][1]);
-          *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * i + g + 8, 16 * jb + 8 * h + c2)) = pack(y[h][2], y[h][3]);
+        for (int half = 0; half < 2; ++half) {
+          *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * i + g, 16 * jb + 8 * half + c2)) = pack(y[half][0], y[half][1]);
+          *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * i + g + 8, 16 * jb + 8 * half + c2)) = pack(y[half][2], y[half][3]);
         }
       }
       __syncwarp();
-      uint32_t inverse[4];
-      const int row = 16 * i + (lane & 15), back = 16 * i + (lane & 7) + ((lane >> 3) & 1) * 8;
-      load_matrices(inverse, x_tile + row * 128 + (((i * 2 + (lane >> 4)) ^ (row & 7)) * 16));
 #pragma unroll
-      for (int jb = 0; jb < i; ++jb) {
+      for (uint32_t jb = 0; jb < i; ++jb) {
         uint32_t b[4];
         float x[2][4] = {};
-        load_transposed(b, x_tile + back * 128 + (((jb * 2 + (lane >> 4)) ^ (back & 7)) * 16));
+        load_transposed(b, above_at(i, jb));
         mma_f16(x[0], inverse, b[0], b[1]);
         mma_f16(x[1], inverse, b[2], b[3]);
         __syncwarp();
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int column = 16 * jb + 8 * h + c2;
-          const float b0 = B[column], b1 = B[column + 1];
-          *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * i + g, column)) = pack(-x[h][0], -x[h][1]);
-          *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * i + g + 8, column)) = pack(-x[h][2], -x[h][3]);
-          *reinterpret_cast<uint32_t*>(m_bytes + map_at(16 * i + g, column)) = pack(-x[h][0] * b0, -x[h][1] * b1);
-          *reinterpret_cast<uint32_t*>(m_bytes + map_at(16 * i + g + 8, column)) = pack(-x[h][2] * b0, -x[h][3] * b1);
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t column = 16 * jb + 8 * half + c2;
+          const float b0 = B[h][column], b1 = B[h][column + 1];
+          *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * i + g, column)) = pack(-x[half][0], -x[half][1]);
+          *reinterpret_cast<uint32_t*>(x_bytes + map_at(16 * i + g + 8, column)) = pack(-x[half][2], -x[half][3]);
+          *reinterpret_cast<uint32_t*>(m_bytes + map_at(16 * i + g, column)) = pack(-x[half][0] * b0, -x[half][1] * b1);
+          *reinterpret_cast<uint32_t*>(m_bytes + map_at(16 * i + g + 8, column)) = pack(-x[half][2] * b0, -x[half][3] * b1);
         }
       }
     }
     fence_async();
     sync();
-    if (thread == 0) {
-      bulk_store(maps + pair * 2 * MAP, k_tile, MAP);
-      bulk_store(maps + pair * 2 * MAP + MAP, q_tile, MAP);
-    }
+    if (thread < count) bulk_store(maps + ((size_t)chunk * heads + head0 + thread) * 2 * MAP, k_tile + thread * MAP, MAP);
   }
-  if (thread == 0) bulk_store_wait();
+  if (thread < 2) bulk_store_wait();
 }

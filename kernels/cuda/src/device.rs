@@ -69,8 +69,6 @@ impl Device {
             Backend::Cuda(context) => Some(context.capability),
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => None,
-            #[cfg(not(any(feature = "cuda", feature = "fibers")))]
-            _ => None,
         }
     }
 
@@ -84,8 +82,6 @@ impl Device {
             Backend::Cuda(context) => context.stream.synchronize().map_err(failed("finish the stream")),
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => Ok(()),
-            #[cfg(not(any(feature = "cuda", feature = "fibers")))]
-            _ => Err(Error::NoDevice),
         }
     }
 }

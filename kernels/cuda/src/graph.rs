@@ -3,7 +3,6 @@ use cudarc::driver::CudaGraph;
 #[cfg(feature = "cuda")]
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
-#[cfg(feature = "cuda")]
 use crate::device::Backend;
 #[cfg(feature = "cuda")]
 use crate::sys::failed;
@@ -13,7 +12,6 @@ use crate::{Device, Error, Result};
 pub struct Graph {
     #[cfg(feature = "cuda")]
     graph: CudaGraph,
-    #[cfg(feature = "cuda")]
     device: Device,
 }
 
@@ -23,19 +21,24 @@ impl Graph {
     /// # Errors
     /// [`Error::NoDevice`] on fibers, [`Error::CallDriver`] when the driver cannot record it.
     pub fn record(device: &Device, launches: impl FnOnce() -> Result<()>) -> Result<Self> {
-        #[cfg(feature = "cuda")]
-        if let Backend::Cuda(context) = &*device.backend {
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            context.stream.begin_capture(mode).map_err(failed("begin a recording"))?;
-            let recorded = launches();
-            let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-            let graph = context.stream.end_capture(flags).map_err(failed("end a recording"))?;
-            recorded?;
-            let graph = graph.ok_or(Error::NoDevice)?;
-            return Ok(Self { graph, device: device.clone() });
+        match &*device.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+                context.stream.begin_capture(mode).map_err(failed("begin a recording"))?;
+                let recorded = launches();
+                let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+                let graph = context.stream.end_capture(flags).map_err(failed("end a recording"))?;
+                recorded?;
+                let graph = graph.ok_or(Error::NoDevice)?;
+                Ok(Self { graph, device: device.clone() })
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => {
+                drop(launches);
+                Err(Error::NoDevice)
+            }
         }
-        let _ = (device, launches);
-        Err(Error::NoDevice)
     }
 
     /// Runs the recording once and returns how long the device took, in milliseconds.
@@ -43,14 +46,29 @@ impl Graph {
     /// # Errors
     /// [`Error::CallDriver`] when it cannot be run.
     pub fn time_ms(&self) -> Result<f64> {
-        #[cfg(feature = "cuda")]
-        if let Backend::Cuda(context) = &*self.device.backend {
-            let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
-            let start = context.stream.record_event(flags).map_err(failed("record an event"))?;
-            self.graph.launch().map_err(failed("launch a graph"))?;
-            let end = context.stream.record_event(flags).map_err(failed("record an event"))?;
-            return start.elapsed_ms(&end).map(f64::from).map_err(failed("time a graph"));
+        match &*self.device.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
+                let start = context.stream.record_event(flags).map_err(failed("record an event"))?;
+                self.graph.launch().map_err(failed("launch a graph"))?;
+                let end = context.stream.record_event(flags).map_err(failed("record an event"))?;
+                start.elapsed_ms(&end).map(f64::from).map_err(failed("time a graph"))
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => Err(Error::NoDevice),
         }
-        Err(Error::NoDevice)
+    }
+}
+
+#[cfg(all(test, feature = "fibers"))]
+mod tests {
+    use super::*;
+    use crate::Order;
+
+    #[test]
+    fn fibers_cannot_be_recorded() {
+        let device = Device::fibers(Order::Forward);
+        assert!(matches!(Graph::record(&device, || Ok(())), Err(Error::NoDevice)));
     }
 }

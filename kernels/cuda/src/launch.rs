@@ -2,9 +2,11 @@
 
 use std::marker::PhantomData;
 
+#[cfg(feature = "fibers")]
+use crate::Error;
 use crate::device::Backend;
 use crate::memory::Element;
-use crate::{Buffer, Device, Error, Result};
+use crate::{Buffer, Device, Result};
 
 /// A launch being put together: the arguments in the order of the kernel's parameters. Buffers stay borrowed
 /// until it has run.
@@ -118,8 +120,6 @@ impl<'a> Launch<'a> {
                 let fault = unsafe { std::ffi::CStr::from_ptr(fault) }.to_string_lossy().into_owned();
                 Err(Error::RunFibers { kernel: self.kernel, fault })
             }
-            #[cfg(not(any(feature = "cuda", feature = "fibers")))]
-            _ => Err(Error::NoDevice),
         }
     }
 }

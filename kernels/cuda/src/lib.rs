@@ -18,6 +18,9 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+#[cfg(not(any(feature = "cuda", feature = "fibers")))]
+compile_error!("hypic-cuda runs on a GPU (feature `cuda`), as fibers (feature `fibers`), or both");
+
 pub mod bounds;
 mod checksum;
 mod choice;

@@ -51,8 +51,6 @@ impl<T: Element> Buffer<T> {
             }
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => Bytes::Host(vec![0; size.div_ceil(16)]),
-            #[cfg(not(any(feature = "cuda", feature = "fibers")))]
-            _ => return Err(Error::NoDevice),
         };
         Ok(Self { device: device.clone(), bytes, len, element: PhantomData })
     }

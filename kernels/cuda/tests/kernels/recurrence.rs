@@ -11,12 +11,25 @@ fn check(family: Family, width: usize, lengths: &[usize], before_body: usize) {
     // The last head of every sequence is dead: its T must not be touched.
     let live: Vec<u8> = (0..lengths.len() * shape.heads).map(|i| u8::from(i % shape.heads == 0)).collect();
     let size = lengths.len() * shape.heads * shape.square();
+    let list: Vec<Sequence> = lengths
+        .iter()
+        .map(|&rows| Sequence { rows, before_body: before_body.min(rows), fresh: true })
+        .collect();
+    let mut outputs = vec![0.0; layer.v.len()];
+    let mut expected = Vec::new();
+    let mut first = 0;
+    for sequence in &list {
+        let end = first + sequence.rows;
+        for head in 0..shape.heads {
+            let mut state = vec![0.0; shape.square()];
+            layer.scan(first..end, head, &mut state, &mut outputs);
+            let (t, s) = layer.summary(first + sequence.before_body..end, head);
+            expected.push((state, t, s));
+        }
+        first = end;
+    }
     on_devices(|device| {
         let rows = layer.upload(device);
-        let list: Vec<Sequence> = lengths
-            .iter()
-            .map(|&rows| Sequence { rows, before_body: before_body.min(rows), fresh: true })
-            .collect();
         let sequences = Sequences::new(device, &list).unwrap();
         let (mut state, mut s, mut t) = (nan(device, size), nan(device, size), nan(device, size));
         let mut out = nan(device, layer.v.len());
@@ -32,25 +45,15 @@ fn check(family: Family, width: usize, lengths: &[usize], before_body: usize) {
         recurrence(device, run).unwrap();
         let found = [out, state, s, t].map(|buffer| buffer.read().unwrap());
 
-        let mut outputs = vec![0.0; layer.v.len()];
-        let mut first = 0;
-        for (i, sequence) in list.iter().enumerate() {
-            let end = first + sequence.rows;
-            for head in 0..shape.heads {
-                let mut state = vec![0.0; shape.square()];
-                layer.scan(first..end, head, &mut state, &mut outputs);
-                let (t, s) = layer.summary(first + sequence.before_body..end, head);
-                let place = (i * shape.heads + head) * shape.square();
-                let part = |values: &[f32]| values[place..place + shape.square()].to_vec();
-                assert_close("state", part(&found[1]), &state, bounds::RECURRENCE);
-                assert_close("S", part(&found[2]), &s, bounds::RECURRENCE);
-                if delta(family) && live[i * shape.heads + head] == 1 {
-                    assert_transition(width, part(&found[3]), &t, bounds::RECURRENCE);
-                } else {
-                    assert!(part(&found[3]).iter().all(|x| x.is_nan()), "T of a dead head was written");
-                }
+        for (i, (state, t, s)) in expected.iter().enumerate() {
+            let part = |values: &[f32]| values[i * shape.square()..(i + 1) * shape.square()].to_vec();
+            assert_close("state", part(&found[1]), state, bounds::RECURRENCE);
+            assert_close("S", part(&found[2]), s, bounds::RECURRENCE);
+            if delta(family) && live[i] == 1 {
+                assert_transition(width, part(&found[3]), t, bounds::RECURRENCE);
+            } else {
+                assert!(part(&found[3]).iter().all(|x| x.is_nan()), "T of a dead head was written");
             }
-            first = end;
         }
         assert_close("outputs", found[0].iter().copied(), &outputs, bounds::RECURRENCE);
         found.map(|values| bits(&values))

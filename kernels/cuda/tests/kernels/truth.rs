@@ -98,16 +98,23 @@ impl Layer {
             let decay = self.decay(row, head, i);
             state[i * columns..(i + 1) * columns].iter_mut().for_each(|x| *x *= decay);
         }
-        for (c, o) in out.iter_mut().enumerate() {
-            let mut u =
-                if writes { f64::from(self.v[(row * heads + head) * width + c].to_f32()) } else { 0.0 };
-            if delta(self.family) {
-                let read: f64 = (0..width).map(|i| f64::from(k[i].to_f32()) * state[i * columns + c]).sum();
-                u = f64::from(self.beta[row * heads + head]) * (u - read);
-            }
+        let mut u = vec![0.0; columns];
+        if writes {
+            let v = &self.v[(row * heads + head) * width..];
+            u.iter_mut().zip(v).for_each(|(u, v)| *u = f64::from(v.to_f32()));
+        }
+        if delta(self.family) {
             for i in 0..width {
-                state[i * columns + c] += f64::from(k[i].to_f32()) * u;
-                *o += f64::from(q[i].to_f32()) * state[i * columns + c];
+                let k = f64::from(k[i].to_f32());
+                u.iter_mut().zip(&state[i * columns..]).for_each(|(u, s)| *u -= k * s);
+            }
+            u.iter_mut().for_each(|u| *u *= f64::from(self.beta[row * heads + head]));
+        }
+        for i in 0..width {
+            let (k, q) = (f64::from(k[i].to_f32()), f64::from(q[i].to_f32()));
+            for c in 0..columns {
+                state[i * columns + c] += k * u[c];
+                out[c] += q * state[i * columns + c];
             }
         }
         out
