@@ -75,8 +75,9 @@ fn clients_that_go_away_leave_nothing_behind() {
 
     // Unstreamed: nothing has come back yet when they go, some of them while they are still queued.
     let held: Vec<Held> = (0..50).map(|place| send(&endless(place, false, 4000))).collect();
-    wait_for("work under way", || drawn() > 20.0);
-    assert!(metric(router, "hypic_router_admit_queued") > 0.0);
+    wait_for("work under way, and a queue", || {
+        drawn() > 20.0 && metric(router, "hypic_router_admit_queued") > 0.0
+    });
     drop(held);
     wait_for_rest(&tested);
 
