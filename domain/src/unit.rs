@@ -39,26 +39,15 @@ macro_rules! unit {
 
 unit! {
     /// A count of tokens.
+    #[derive(Eq, Ord)]
     Tokens(u32)
 }
 unit! {
     /// A count of bytes.
+    #[derive(Eq, Ord)]
     Bytes(u64)
 }
 unit! {
     /// A time in milliseconds: costs, deadlines, predictions.
     Millis(f64)
-}
-
-impl Eq for Tokens {}
-impl Ord for Tokens {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.cmp(&other.0)
-    }
-}
-impl Eq for Bytes {}
-impl Ord for Bytes {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.cmp(&other.0)
-    }
 }

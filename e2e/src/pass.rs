@@ -32,12 +32,15 @@ pub fn run_mode(
         cold.push(ask(&question.shuffled(&mut random), false)?.ttft.as_secs_f64() * 1e3);
         progress("cold", done + 1);
     }
-    let (mut shuffled, mut texts) = (Vec::new(), BTreeMap::new());
+    let (mut shuffled, mut texts, mut tasks) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
     let (mut correct, mut cached, mut prompt) = (0, 0, 0);
     for (done, question) in questions.iter().enumerate() {
         let answer = ask(question, false)?;
         shuffled.push(answer.ttft.as_secs_f64() * 1e3);
-        correct += usize::from(answer.text.trim() == question.answer.trim());
+        let right = usize::from(answer.text.trim() == question.answer.trim());
+        correct += right;
+        let task = tasks.entry(question.task.clone()).or_insert((0, 0));
+        *task = (task.0 + right, task.1 + 1);
         cached += answer.cached();
         prompt += answer.prompt_tokens();
         texts.insert(question.id.clone(), answer.text);
@@ -53,6 +56,7 @@ pub fn run_mode(
     let report = ModeReport {
         accuracy: correct as f64 / questions.len() as f64,
         correct,
+        tasks,
         ttft_ms: Ttft { cold: median(&cold), shuffled: median(&shuffled) },
         cached_share: if prompt == 0 { 0.0 } else { cached as f64 / prompt as f64 },
         kl: (!gaps.is_empty()).then(|| gaps.iter().sum::<f64>() / gaps.len() as f64),

@@ -1,6 +1,6 @@
 //! What a run found: the table people read and the JSON that tools read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -30,6 +30,8 @@ pub struct ModeReport {
     pub accuracy: f64,
     /// Right answers of pass 2.
     pub correct: usize,
+    /// Of each task: right answers of pass 2, and questions.
+    pub tasks: BTreeMap<String, (usize, usize)>,
     /// Median time to the first token, of both passes.
     pub ttft_ms: Ttft,
     /// Σ(exact + hit) / Σ prompt tokens of pass 2.
@@ -51,28 +53,25 @@ impl Report {
     /// The table, modes in the given order.
     pub fn table(&self, order: &[&str]) -> String {
         let mut text = String::new();
-        let rule = "-".repeat(83);
-        let _ = writeln!(
-            text,
-            "{:<11}{:>10}{:>10}{:>15}{:>17}{:>14}{:>6}",
-            "mode", "correct", "accuracy", "TTFT cold ms", "shuffled ms", "cached_share", "KL"
-        );
-        let _ = writeln!(text, "{rule}");
+        let tasks: BTreeSet<&String> = self.modes.values().flat_map(|mode| mode.tasks.keys()).collect();
+        let mut head = format!("{:<11}{:>10}{:>10}", "mode", "correct", "accuracy");
+        for task in &tasks {
+            let _ = write!(head, "{task:>8}");
+        }
+        let _ = write!(head, "{:>14}{:>13}{:>14}{:>7}", "TTFT cold ms", "shuffled ms", "cached_share", "KL");
+        let rule = "-".repeat(head.chars().count());
+        let _ = writeln!(text, "{head}\n{rule}");
         for name in order {
             let Some(mode) = self.modes.get(*name) else { continue };
             let kl = mode.kl.map_or_else(|| "-".to_owned(), |kl| format!("{kl:.3}"));
-            let _ = writeln!(
-                text,
-                "{:<11}{:>7}/{:<2}{:>10.3}{:>15.1}{:>17.1}{:>14.3}{:>6}",
-                name,
-                mode.correct,
-                self.questions,
-                mode.accuracy,
-                mode.ttft_ms.cold,
-                mode.ttft_ms.shuffled,
-                mode.cached_share,
-                kl
-            );
+            let correct = format!("{}/{}", mode.correct, self.questions);
+            let _ = write!(text, "{name:<11}{correct:>10}{:>10.3}", mode.accuracy);
+            for task in &tasks {
+                let (right, of) = mode.tasks.get(*task).copied().unwrap_or_default();
+                let _ = write!(text, "{:>8}", format!("{right}/{of}"));
+            }
+            let Ttft { cold, shuffled } = mode.ttft_ms;
+            let _ = writeln!(text, "{cold:>14.1}{shuffled:>13.1}{:>14.3}{kl:>7}", mode.cached_share);
         }
         text
     }

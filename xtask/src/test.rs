@@ -12,6 +12,7 @@ pub(crate) fn test() -> Result<()> {
     step("habits", tidy::tidy)?;
     step("who imports whom", || dag::dag(false))?;
     step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    step("lints", clippy)?;
     step("build", || cargo(&["build", "--workspace", "--bins", "--tests", "--locked"]))?;
     step("OpenAI clients", clients::install)?;
     step("tests", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]))?;
@@ -30,4 +31,8 @@ pub(crate) fn lint() -> Result<()> {
         command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
         run(command.current_dir(root()))
     })
+}
+
+fn clippy() -> Result<()> {
+    cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])
 }

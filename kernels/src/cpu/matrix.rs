@@ -286,25 +286,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    #[ignore = "prints a speed, asserts nothing"]
-    fn speed() {
-        let arch = Arch::new();
-        for (rows, inner, columns) in [(512, 1024, 1024), (1, 1024, 1024), (8, 1024, 1024), (64, 64, 64)] {
-            let (a, b) = (noise(rows * inner, 1), noise(columns * inner, 2));
-            let mut panels = vec![0.0; columns * inner];
-            pack_transposed(&b, inner, columns, inner, &mut panels);
-            let mut out = vec![0.0; rows * columns];
-            let left = Left { values: &a, row_step: inner, inner_step: 1 };
-            let times = 1 + (1 << 31) / (2 * rows * inner * columns);
-            let start = std::time::Instant::now();
-            for _ in 0..times {
-                let size = Size { rows, inner, columns };
-                product(arch, size, left, Right::panels(&panels, inner), &mut out, (columns, Into::Set));
-            }
-            let rate = (times * 2 * rows * inner * columns) as f64 / start.elapsed().as_secs_f64() / 1e9;
-            println!("{rows}x{inner}x{columns}: {rate:.1} GFLOP/s");
-        }
-    }
 }
