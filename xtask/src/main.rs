@@ -67,7 +67,16 @@ fn main() -> Result<()> {
         Command::Tidy => tidy::tidy(),
         Command::Dag { write } => dag::dag(write),
         Command::Bench { args } => {
-            shell::cargo(&["build", "-p", "hypic-bench", "-p", "hypic-router", "-p", "hypic-node-agent", "--bins"])?;
+            shell::cargo(&[
+                "build",
+                "-p",
+                "hypic-bench",
+                "-p",
+                "hypic-router",
+                "-p",
+                "hypic-node-agent",
+                "--bins",
+            ])?;
             shell::run(shell::binary("hypic-bench").args(args))
         }
     }
