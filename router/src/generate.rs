@@ -210,6 +210,8 @@ pub(crate) struct PromptFacts<'a> {
     pub(crate) located: &'a [Located],
     /// Pieces of whose keys nobody could be asked.
     pub(crate) away: &'a HashSet<usize>,
+    /// The request's field that holds the prompt.
+    pub(crate) param: &'static str,
 }
 
 impl PromptFacts<'_> {
@@ -243,11 +245,13 @@ pub(crate) async fn generate(
     })?;
     let mut request = tonic::Request::new(order);
     trace::inject(request.metadata_mut());
-    let mut client = channels.agent(&agent.control).map_err(|error| lost(&agent.id, error.into()))?;
-    let response = client.generate(request).await.map_err(|status| lost(&agent.id, status.into()))?;
+    let mut client = channels.agent(&agent.control).map_err(|error| lost(&agent.id, prompt, error.into()))?;
+    let response = client.generate(request).await.map_err(|status| lost(&agent.id, prompt, status.into()))?;
     let mut messages = response.into_inner();
-    while let Some(message) = messages.message().await.map_err(|status| lost(&agent.id, status.into()))? {
-        let events = from_event(message).map_err(|error| lost(&agent.id, error.into()))?;
+    while let Some(message) =
+        messages.message().await.map_err(|status| lost(&agent.id, prompt, status.into()))?
+    {
+        let events = from_event(message).map_err(|error| lost(&agent.id, prompt, error.into()))?;
         for event in events {
             answering.take(event, prompt).await?;
         }
@@ -257,15 +261,21 @@ pub(crate) async fn generate(
         }
     }
     let why = "the stream ended before the answer".to_owned();
-    Err(lost(&agent.id, PeerRefusal::Failed { why }))
+    Err(lost(&agent.id, prompt, PeerRefusal::Failed { why }))
 }
 
 /// Whether what an agent refused may be done elsewhere.
-fn lost(agent: &AgentId, refusal: PeerRefusal) -> Lost {
+fn lost(agent: &AgentId, prompt: &PromptFacts<'_>, refusal: PeerRefusal) -> Lost {
     tracing::warn!(%agent, %refusal, "an agent did not finish an answer");
     match refusal {
         PeerRefusal::Deadline => Lost::Here(Refusal::MeetDeadline),
         PeerRefusal::Malformed { .. } => Lost::Here(Refusal::Internal),
+        PeerRefusal::TooLong { tokens, limit } => Lost::Here(Refusal::ExceedContext {
+            limit: limit.0,
+            prompt: tokens.0,
+            answer: 0,
+            param: prompt.param.to_owned(),
+        }),
         refusal => Lost::Elsewhere(refusal),
     }
 }

@@ -8,6 +8,7 @@ use futures::{Stream, StreamExt, stream};
 use hypic_domain::flow::{Order, Placement, Request, SegmentedRequest};
 use hypic_domain::id::{AgentId, RequestId};
 use hypic_domain::key::Identity;
+use hypic_domain::prompt::Prompt;
 use hypic_domain::sampling::Sampling;
 use hypic_domain::unit::{Millis, Tokens};
 use hypic_segment::{SegmentError, Segmenter};
@@ -145,7 +146,11 @@ async fn answer_in_turn(
     let mut answering =
         Answering::new(answers.collect(), tokeniser, logprobs, first, front.metrics.clone(), steps);
 
-    let facts = PromptFacts { located: &found.located.located, away: &found.away };
+    let param = match segmented.request.prompt {
+        Prompt::Chat(_) => "messages",
+        Prompt::Text(_) | Prompt::Ids(_) => "prompt",
+    };
+    let facts = PromptFacts { located: &found.located.located, away: &found.away, param };
     let (mut excluded, mut busy) = (Vec::new(), None);
     while !answering.is_complete() {
         let started = Instant::now();
@@ -295,6 +300,7 @@ fn give_up(front: &Front, agent: &AgentId, refusal: &PeerRefusal) {
         | PeerRefusal::Identity
         | PeerRefusal::Busy { .. }
         | PeerRefusal::Malformed { .. }
+        | PeerRefusal::TooLong { .. }
         | PeerRefusal::Deadline => {}
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use hypic_domain::id::Epoch;
+use hypic_domain::unit::Tokens;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
@@ -15,6 +16,9 @@ pub const EPOCH_KEY: &str = "hypic-epoch";
 const REFUSAL_KEY: &str = "hypic-refusal";
 /// Metadata key: when to ask again.
 const RETRY_KEY: &str = "hypic-retry-ms";
+/// Metadata keys: what would have to be held, and what can be.
+const TOKENS_KEY: &str = "hypic-tokens";
+const LIMIT_KEY: &str = "hypic-limit";
 /// Longest message in a status: it travels as a header, where every odd byte takes three.
 const MESSAGE_BYTES: usize = 1024;
 
@@ -48,6 +52,14 @@ pub enum Refusal {
         /// In which state it is.
         why: String,
     },
+    /// The prompt and its answer are longer than what the peer can hold at once.
+    #[error("{} tokens do not fit into {}", tokens.0, limit.0)]
+    TooLong {
+        /// What would have to be held.
+        tokens: Tokens,
+        /// What can be.
+        limit: Tokens,
+    },
     /// The message does not read.
     #[error("malformed: {why}")]
     Malformed {
@@ -77,7 +89,7 @@ pub enum Refusal {
 impl Refusal {
     /// Whether another peer may do what this one refused.
     pub fn elsewhere(&self) -> bool {
-        !matches!(self, Self::Malformed { .. } | Self::Deadline | Self::Cancelled)
+        !matches!(self, Self::Malformed { .. } | Self::TooLong { .. } | Self::Deadline | Self::Cancelled)
     }
 
     fn row(&self) -> (Code, &'static str) {
@@ -87,6 +99,7 @@ impl Refusal {
             Self::Identity => (Code::FailedPrecondition, "identity"),
             Self::Busy { .. } => (Code::ResourceExhausted, "busy"),
             Self::NotServing { .. } => (Code::Unavailable, "not-serving"),
+            Self::TooLong { .. } => (Code::OutOfRange, "too-long"),
             Self::Malformed { .. } => (Code::InvalidArgument, "malformed"),
             Self::Deadline => (Code::DeadlineExceeded, "deadline"),
             Self::Cancelled => (Code::Cancelled, "cancelled"),
@@ -116,6 +129,10 @@ impl From<Refusal> for Status {
             Refusal::WrongOwner { epoch } | Refusal::OldEpoch { epoch } => {
                 metadata.insert(EPOCH_KEY, epoch.0.into());
             }
+            Refusal::TooLong { tokens, limit } => {
+                metadata.insert(TOKENS_KEY, tokens.0.into());
+                metadata.insert(LIMIT_KEY, limit.0.into());
+            }
             Refusal::Busy { retry } => {
                 let millis = u64::try_from(retry.as_millis()).unwrap_or(u64::MAX);
                 metadata.insert(RETRY_KEY, millis.into());
@@ -138,6 +155,10 @@ impl From<Status> for Refusal {
             (Some("identity"), _) => Self::Identity,
             (Some("busy"), _) => {
                 Self::Busy { retry: Duration::from_millis(number(RETRY_KEY).unwrap_or(1000)) }
+            }
+            (Some("too-long"), _) => {
+                let tokens = |key| Tokens(number(key).and_then(|n| u32::try_from(n).ok()).unwrap_or(0));
+                Self::TooLong { tokens: tokens(TOKENS_KEY), limit: tokens(LIMIT_KEY) }
             }
             (Some("not-serving"), _) => Self::NotServing { why },
             (Some("unreachable"), _) | (None, Code::Unavailable) => Self::Unreachable { why },
@@ -184,6 +205,7 @@ mod tests {
             Refusal::Identity,
             Refusal::Busy { retry: Duration::from_millis(1500) },
             Refusal::NotServing { why: why() },
+            Refusal::TooLong { tokens: Tokens(9000), limit: Tokens(8192) },
             Refusal::Malformed { why: why() },
             Refusal::Deadline,
             Refusal::Cancelled,

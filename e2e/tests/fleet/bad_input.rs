@@ -83,11 +83,14 @@ fn refused(damage: &dyn Fn(&Path)) -> String {
     text
 }
 
+/// What is done to a checkpoint, and two things that the agent must say of it.
+type Case<'a> = (&'a dyn Fn(&Path), &'a str, &'a str);
+
 #[test]
 fn a_checkpoint_that_cannot_be_served_is_refused_by_file_and_reason() {
     let weights = |dir: &Path| dir.join(WEIGHTS);
     let tensor = "model.layers.0.linear_attn.in_proj_ba.weight";
-    let cases: [(&dyn Fn(&Path), &str, &str); 11] = [
+    let cases: [Case<'_>; 11] = [
         (&|dir| fs::remove_file(weights(dir)).unwrap(), WEIGHTS, "can't read"),
         (
             &|dir| {

@@ -180,10 +180,12 @@ fn describe(agent: &Agent) -> Result<proto::DescribeResponse, Refusal> {
 /// What an engine's error means to the asker.
 fn refusal(error: &EngineError) -> Refusal {
     match error {
-        EngineError::ComposeOrder { .. }
-        | EngineError::ReadOrder { .. }
-        | EngineError::FitContext { .. }
-        | EngineError::FitPages { .. } => Refusal::Malformed { why: chain(error) },
+        EngineError::FitContext { tokens, context: limit } | EngineError::FitPages { tokens, limit } => {
+            Refusal::TooLong { tokens: *tokens, limit: *limit }
+        }
+        EngineError::ComposeOrder { .. } | EngineError::ReadOrder { .. } => {
+            Refusal::Malformed { why: chain(error) }
+        }
         EngineError::QueueOrder { .. } => Refusal::Busy { retry: RETRY },
         EngineError::ReachEngine => Refusal::NotServing { why: chain(error) },
         _ => Refusal::Failed { why: chain(error) },
