@@ -1,17 +1,10 @@
 //! Every metric of the agent, registered once and at zero from the start. Names are
 //! `hypic_agent_<station>_<what>_<unit>`; labels hold names of our own tables only.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::time::Duration;
-
 use hypic_domain::flow::ColdReason;
 use hypic_store::StoredTuple;
 use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
-
-/// Weight of a new sample in the link's running mean.
-const SMOOTH: f64 = 0.2;
 
 /// The counters that code counts by itself; what others count is read at scrape time.
 pub struct Metrics {
@@ -25,13 +18,6 @@ pub struct Metrics {
     pub received_bytes: IntCounter,
     /// Sources that failed, by reason.
     failed: IntCounterVec,
-    link: Mutex<Link>,
-}
-
-#[derive(Clone, Copy)]
-struct Link {
-    bytes_per_ms: f64,
-    fixed_ms: f64,
 }
 
 impl Metrics {
@@ -64,7 +50,6 @@ impl Metrics {
                 "Bytes of parts of tuples that came from other agents.",
             )?,
             failed,
-            link: Mutex::new(Link { bytes_per_ms: 1e6, fixed_ms: 1.0 }),
         })
     }
 
@@ -77,26 +62,6 @@ impl Metrics {
     pub fn received(&self, tuple: &StoredTuple) {
         self.received_tuples.inc();
         self.received_bytes.inc_by(tuple.manifest().part_bytes().0);
-    }
-
-    /// A transfer of `bytes` took so long.
-    pub fn transferred(&self, bytes: u64, took: Duration) {
-        let ms = took.as_secs_f64() * 1e3;
-        if ms <= 0.0 || bytes == 0 {
-            return;
-        }
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.bytes_per_ms += SMOOTH * (bytes as f64 / ms - link.bytes_per_ms);
-    }
-
-    /// Bytes per millisecond of the bulk transport, as measured lately.
-    pub fn link_bytes_per_ms(&self) -> f64 {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner).bytes_per_ms
-    }
-
-    /// Milliseconds before the first byte.
-    pub fn link_fixed_ms(&self) -> f64 {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner).fixed_ms
     }
 }
 

@@ -25,17 +25,6 @@ const CUT: [&str; 6] = [
     "shutting_down",
     "internal_error",
 ];
-/// Reasons for a segment's cold start, in the order of [`ColdReason`].
-pub const COLD: [ColdReason; 7] = [
-    ColdReason::Unknown,
-    ColdReason::Stale,
-    ColdReason::FetchFailed,
-    ColdReason::Corrupt,
-    ColdReason::Mismatch,
-    ColdReason::CheaperToBuild,
-    ColdReason::IndexAway,
-];
-
 /// The metrics.
 pub struct Metrics {
     registry: Registry,
@@ -118,7 +107,7 @@ impl Metrics {
                 r,
                 "segment_cold_total",
                 "Segments that had to be built, by reason.",
-                &[("reason", &COLD.map(cold_name))],
+                &[("reason", &ColdReason::ALL.map(ColdReason::name))],
             )?,
             segments_per_request: histogram(
                 r,
@@ -174,7 +163,7 @@ impl Metrics {
                 SegmentOutcome::Hit { .. } => "hit",
                 SegmentOutcome::Fetched => "fetched",
                 SegmentOutcome::Built { cold } => {
-                    self.cold.with_label_values(&[cold_name(cold)]).inc();
+                    self.cold.with_label_values(&[cold.name()]).inc();
                     "built"
                 }
             };
@@ -203,19 +192,6 @@ impl Metrics {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(text)
-    }
-}
-
-/// The name of a reason in metrics and answers: the one it has on the wire.
-pub fn cold_name(reason: ColdReason) -> &'static str {
-    match reason {
-        ColdReason::Unknown => "unknown",
-        ColdReason::Stale => "stale",
-        ColdReason::FetchFailed => "fetch_failed",
-        ColdReason::Corrupt => "corrupt",
-        ColdReason::Mismatch => "mismatch",
-        ColdReason::CheaperToBuild => "cheaper_to_build",
-        ColdReason::IndexAway => "index_away",
     }
 }
 
@@ -351,8 +327,8 @@ mod tests {
 
     #[test]
     fn reasons_have_their_wire_names() {
-        for reason in COLD {
-            assert_eq!(serde_json::to_value(reason).expect("name"), cold_name(reason));
+        for reason in ColdReason::ALL {
+            assert_eq!(serde_json::to_value(reason).expect("name"), reason.name());
         }
     }
 }

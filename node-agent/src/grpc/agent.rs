@@ -28,6 +28,10 @@ use crate::generate::generate;
 
 /// Build events that wait for the asker.
 const BUILD_EVENTS: usize = 64;
+/// Speed of the bulk transport that routers reckon with: an assumption (docs/gaps.md), 1 GB/s.
+const LINK_BYTES_PER_MS: f64 = 1e6;
+/// Time before its first byte, assumed as well.
+const LINK_FIXED_MS: f64 = 1.0;
 /// How soon a refused order may come again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -151,8 +155,8 @@ fn describe(agent: &Agent) -> Result<proto::DescribeResponse, Refusal> {
     let calibration = agent.calibration.get().map(|measured| proto::Calibration {
         prefill: points(&measured.prefill),
         decode: points(&measured.decode),
-        link_bytes_per_ms: agent.metrics.link_bytes_per_ms(),
-        link_fixed_ms: agent.metrics.link_fixed_ms(),
+        link_bytes_per_ms: LINK_BYTES_PER_MS,
+        link_fixed_ms: LINK_FIXED_MS,
     });
     Ok(proto::DescribeResponse {
         epoch: agent.membership.epoch().0,

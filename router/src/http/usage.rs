@@ -4,7 +4,6 @@ use hypic_domain::flow::SegmentOutcome;
 use serde_json::{Map, Value, json};
 
 use crate::front::Account;
-use crate::metrics::cold_name;
 
 /// `usage`.
 pub(super) fn usage(account: &Account) -> Value {
@@ -25,7 +24,7 @@ pub(super) fn hypic(account: &Account) -> Value {
             SegmentOutcome::Hit { .. } => hit += 1,
             SegmentOutcome::Fetched => fetched += 1,
             SegmentOutcome::Built { cold: reason } => {
-                cold.push(json!({"piece": report.piece, "reason": cold_name(reason)}));
+                cold.push(json!({"piece": report.piece, "reason": reason.name()}));
             }
         }
     }
