@@ -163,7 +163,8 @@ impl Answering {
 
     async fn finished(&mut self, index: u32, reason: FinishReason) -> Result<(), Lost> {
         if reason == FinishReason::Cancelled {
-            return Err(Lost::Elsewhere(PeerRefusal::Cancelled));
+            // Whoever asked is still here, so what ended it is the deadline, which the agent keeps too.
+            return Err(Lost::Here(Refusal::MeetDeadline));
         }
         let Some(choice) = self.choices.get_mut(index as usize) else {
             return Err(Lost::Here(unknown_choice(index)));
