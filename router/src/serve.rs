@@ -21,6 +21,7 @@ use tracing::{Instrument, info_span};
 use crate::admission::Place;
 use crate::answer::Answer;
 use crate::answer::markup::Reading;
+use crate::fleet_view::poll;
 use crate::front::{Account, Front, Question, Served, Step};
 use crate::generate::{Answering, FirstToken, Lost, PromptFacts, generate};
 use crate::http::options::Options;
@@ -29,6 +30,9 @@ use crate::metrics::{Metrics, observe};
 use crate::refusal::Refusal;
 use crate::schedule::schedule;
 use crate::tenant::Policy;
+
+/// An agent that does not describe itself within this is not waited for when nobody else is left.
+const ASK_ANEW: Duration = Duration::from_millis(500);
 
 /// Takes a request in and cuts it; the answer's stream does the rest.
 ///
@@ -151,13 +155,21 @@ async fn answer_in_turn(
         Prompt::Text(_) | Prompt::Ids(_) => "prompt",
     };
     let facts = PromptFacts { located: &found.located.located, away: &found.away, param };
-    let (mut excluded, mut busy) = (Vec::new(), None);
+    let (mut excluded, mut busy, mut asked_anew) = (Vec::new(), None, false);
     while !answering.is_complete() {
         let started = Instant::now();
         let snapshot = front.fleet.snapshot();
-        let placement = info_span!("schedule")
-            .in_scope(|| schedule(&found.located, &snapshot, &front.model, &excluded))
-            .map_err(|refusal| exhausted(refusal, &answering, busy))?;
+        let placement =
+            info_span!("schedule").in_scope(|| schedule(&found.located, &snapshot, &front.model, &excluded));
+        let placement = match placement {
+            // An agent may have become ready since it was asked last: nobody is sent away on old news.
+            Err(Refusal::FindAgent) if !asked_anew => {
+                asked_anew = true;
+                poll::round(&front.fleet, &front.channels, ASK_ANEW).await;
+                continue;
+            }
+            placement => placement.map_err(|refusal| exhausted(refusal, &answering, busy))?,
+        };
         observe(&front.metrics.schedule_seconds, started.elapsed());
         stations.push(("schedule".to_owned(), millis(started.elapsed())));
 

@@ -77,7 +77,7 @@ async fn half_an_answer_ends_with_an_error_event_when_nobody_can_go_on() {
     let unstreamed = post(rig.address, CHAT, &question(false)).await;
     assert_eq!(unstreamed.status / 100, 5);
     let metrics = get(rig.address, "/metrics").await.text();
-    assert!(metrics.contains("hypic_router_generate_cut_total{reason=\"agent_lost\"} 1"), "{metrics}");
+    assert!(metrics.contains("hypic_router_generate_cut_total{reason=\"agent_lost\"} 2"), "{metrics}");
     assert!(metrics.contains("{endpoint=\"chat_completions\",status=\"200\"} 0"));
     rig.wait_idle().await;
 }
