@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use ask::Owners;
-use hypic_domain::id::{AgentId, Epoch};
+use hypic_domain::id::AgentId;
 use hypic_domain::key::SegmentKey;
 use hypic_domain::topology::Topology;
 use hypic_lookup::{Announcer, Change, Counts, Granted, Limits, Ring, Shard};
@@ -134,10 +134,5 @@ impl Index {
             Granted::Granted => Ok(builder.clone()),
             Granted::Building { agent } => Ok(agent),
         }
-    }
-
-    /// Epoch of the slots in use.
-    pub fn epoch(&self) -> Epoch {
-        self.shard().epoch()
     }
 }
