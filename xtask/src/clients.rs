@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use crate::shell::{root, run, scratch};
+use crate::shell::{need, root, run, scratch};
 
 /// Versions that the tests speak to; both are what users install today.
 const PYTHON: &str = "openai==3.51.0";
@@ -41,12 +41,4 @@ fn javascript(dir: &Path) -> Result<()> {
     command.args(["install", "--no-audit", "--no-fund", "--no-package-lock", "--silent", "--prefix"]);
     run(command.arg(dir).arg(JAVASCRIPT).current_dir(root()))?;
     std::fs::write(&done, "").with_context(|| format!("write {}", done.display()))
-}
-
-fn need(program: &str, what: &str) -> Result<()> {
-    let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !found {
-        bail!("the tests need {what}: '{program}' was not found on the PATH");
-    }
-    Ok(())
 }

@@ -19,9 +19,14 @@ pub(crate) fn target() -> PathBuf {
     set.map_or_else(|_| root().join("target"), PathBuf::from)
 }
 
+/// Where a binary of the workspace is built.
+pub(crate) fn binary_path(name: &str) -> PathBuf {
+    target().join("debug").join(name)
+}
+
 /// A binary that the workspace has built.
 pub(crate) fn binary(name: &str) -> Command {
-    let mut command = Command::new(target().join("debug").join(name));
+    let mut command = Command::new(binary_path(name));
     command.current_dir(root());
     command
 }
@@ -54,6 +59,15 @@ pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     let end = if result.is_ok() { "done" } else { "FAILED" };
     println!("<== {name}: {end} after {:.0} s", start.elapsed().as_secs_f64());
     result
+}
+
+/// Fails unless `program` is on the path; `what` says what to install.
+pub(crate) fn need(program: &str, what: &str) -> Result<()> {
+    let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        bail!("the tests need {what}: '{program}' was not found on the PATH");
+    }
+    Ok(())
 }
 
 fn show(command: &Command) -> String {

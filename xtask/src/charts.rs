@@ -1,0 +1,48 @@
+//! `cargo xtask charts`: charts, dashboards and rules, checked without a cluster.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::helm;
+use crate::shell::{need, root, run, scratch};
+
+/// Lints and renders both charts, and checks rules and dashboards; `write` makes the dashboards anew.
+pub(crate) fn charts(write: bool) -> Result<()> {
+    let root = root();
+    let python = python(&root.join("e2e/monitoring/requirements.txt"))?;
+    let mut dashboards = Command::new(&python);
+    dashboards.arg("e2e/monitoring/dashboards.py").current_dir(&root);
+    if write {
+        return run(dashboards.arg("--write"));
+    }
+    run(&mut dashboards)?;
+    let helm = helm::install()?.join("helm");
+    let lint = ["lint", "--strict", "--quiet", "charts/hypic-crds", "charts/hypic"];
+    run(Command::new(&helm).args(lint).current_dir(&root))?;
+    let cases = ["-m", "unittest", "discover", "--start-directory", "charts/tests", "--pattern", "*_cases.py"];
+    run(Command::new(&python).args(cases).env("HELM", &helm).current_dir(&root))?;
+    need("promtool", "Debian's package prometheus, or Prometheus 2.42 or newer")?;
+    let promtool = |args: &[&str]| run(Command::new("promtool").args(args).current_dir(&root));
+    promtool(&["check", "rules", "charts/hypic/rules/hypic.yaml"])?;
+    promtool(&["test", "rules", "e2e/monitoring/rules-test.yaml"])
+}
+
+/// A Python that has the packages of `requirements`.
+pub(crate) fn python(requirements: &Path) -> Result<PathBuf> {
+    let dir = scratch().join("charts");
+    let wanted = fs::read(requirements).with_context(|| format!("read {}", requirements.display()))?;
+    let done = dir.join("installed.txt");
+    let python = dir.join("venv/bin/python");
+    if fs::read(&done).is_ok_and(|have| have == wanted) {
+        return Ok(python);
+    }
+    need("python3", "Python 3.9 or newer with its venv module")?;
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(dir.join("venv")))?;
+    let pip = ["-m", "pip", "install", "--quiet", "--retries", "5", "--requirement"];
+    run(Command::new(&python).args(pip).arg(requirements))?;
+    fs::write(&done, wanted).with_context(|| format!("write {}", done.display()))?;
+    Ok(python)
+}
