@@ -1,0 +1,138 @@
+//! The law: how many workers a signal asks for, before any limit.
+//!
+//! ```text
+//! demand     cold tokens/s ÷ (speed × target utilisation), rounded up
+//! SLO floor  (cold tokens/s + spare tokens/s that cold requests need) ÷ speed, rounded up
+//! queue age  one more than there are
+//! ```
+//!
+//! The largest counts. The speed of a worker is what it says, or what is seen of busy ones where that is less;
+//! so a saturated pool asks for more although it counts no more than it can do. The SLO floor takes the pool
+//! as one server shared by all requests (processor sharing, Kleinrock 1967): one of `x` tokens takes
+//! `x ÷ (capacity − demand)`, so its time is inverse to the spare capacity. Not all of the time is building, so
+//! upwards the floor goes by one worker at a time and looks again, and it stops where building is too small
+//! a part to matter.
+
+use super::policy::Policy;
+use super::reason::{Reason, about};
+use super::signal::Signal;
+
+/// Downwards the SLO floor wants to stay this far under the bound, so that it need not come back at once.
+const COMFORT: f64 = 0.7;
+/// Building matters while it is at least this part of the time.
+const PART_THAT_MATTERS: f64 = 0.25;
+
+/// What the law asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ask {
+    /// Workers, not limited by anything.
+    pub(super) raw: i32,
+    pub(super) reason: Reason,
+    /// No work that deserves a worker.
+    pub(super) idle: bool,
+    /// Why, without the full stop.
+    pub(super) because: String,
+}
+
+/// What `signal` asks of a pool of `current` workers. `settled`: the signal is of these workers and no others.
+pub(super) fn ask(policy: &Policy, signal: &Signal, current: i32, settled: bool) -> Ask {
+    let cold = signal.cold_tokens_per_second.max(0.0);
+    let gate = if current <= policy.min_replicas {
+        policy.activation_cold_share_percent
+    } else {
+        policy.deactivation_cold_share_percent
+    };
+    if cold <= 0.0 || signal.cold_share_percent < f64::from(gate) {
+        let share = about(signal.cold_share_percent);
+        let because = format!("{share} % of segment tokens are cold, and workers are for {gate} % and more");
+        return Ask { raw: 0, reason: Reason::BelowColdShare, idle: true, because };
+    }
+    let known = signal.tokens_per_second_per_worker.filter(|speed| speed.is_finite() && *speed > 0.0);
+    let Some(speed) = known else {
+        let because = format!("{} cold tokens/s, but no agent tells its speed", about(cold));
+        return Ask { raw: current.max(1), reason: Reason::NoSpeedKnown, idle: false, because };
+    };
+    let pool = Pool { policy, signal, current, cold, speed, settled };
+    [pool.slo_floor(), pool.queue_age()]
+        .into_iter()
+        .flatten()
+        .fold(pool.demand(), |most, ask| if ask.raw > most.raw { ask } else { most })
+}
+
+struct Pool<'a> {
+    policy: &'a Policy,
+    signal: &'a Signal,
+    current: i32,
+    cold: f64,
+    speed: f64,
+    settled: bool,
+}
+
+impl Pool<'_> {
+    fn demand(&self) -> Ask {
+        let target = self.policy.target_utilization_percent;
+        let exact = self.cold / (self.speed * f64::from(target) / 100.0);
+        let needed = whole(exact);
+        let off = (exact / f64::from(self.current) - 1.0).abs();
+        let near = self.current > 0 && off <= f64::from(self.policy.tolerance_percent) / 100.0;
+        let (raw, reason) = match needed {
+            other if near && other != self.current => (self.current, Reason::WithinTolerance),
+            needed => (needed, Reason::Demand),
+        };
+        let because = format!(
+            "{} cold tokens/s need {} workers of {} tokens/s at {target} % use",
+            about(self.cold),
+            about(exact),
+            about(self.speed),
+        );
+        Ask { raw, reason, idle: false, because }
+    }
+
+    fn slo_floor(&self) -> Option<Ask> {
+        let slo = f64::from(self.policy.slo_cold_first_token_ms?);
+        let p95 = self.signal.cold_p95_ms.filter(|p95| p95.is_finite())?;
+        let useful = 1000.0 * self.signal.tokens_per_cold_request() / (PART_THAT_MATTERS * p95.max(slo));
+        let wanted = if p95 > slo {
+            f64::from(self.one_more()) * self.speed - self.cold
+        } else {
+            let spare = (self.capacity() - self.cold).max(0.0);
+            spare * (p95 / (slo * COMFORT)).min(1.0)
+        };
+        let raw = whole((self.cold + wanted.min(useful)) / self.speed);
+        let because =
+            format!("the 95th percentile of cold first tokens is {} ms of {slo} ms allowed", about(p95));
+        Some(Ask { raw, reason: Reason::SloFloor, idle: false, because })
+    }
+
+    fn queue_age(&self) -> Option<Ask> {
+        let bound = f64::from(self.policy.max_queue_age_ms?);
+        let age = 1000.0 * self.signal.queue_age_seconds;
+        if age <= bound || !self.workers_hold_up() {
+            return None;
+        }
+        let because = format!("a request waits {} ms for admission of {bound} ms allowed", about(age));
+        Some(Ask { raw: self.one_more(), reason: Reason::QueueAge, idle: false, because })
+    }
+
+    /// One worker more, once the last change has shown what it does.
+    fn one_more(&self) -> i32 {
+        self.current.saturating_add(i32::from(self.settled))
+    }
+
+    /// Tokens per second of the workers that are up.
+    fn capacity(&self) -> f64 {
+        f64::from(self.signal.usable_workers) * self.speed
+    }
+
+    /// Workers are what requests wait for: loaded to the target, or building is much of the time.
+    fn workers_hold_up(&self) -> bool {
+        let loaded = 100.0 * self.cold >= f64::from(self.policy.target_utilization_percent) * self.capacity();
+        let build_ms = 1000.0 * self.signal.tokens_per_cold_request() / (self.capacity() - self.cold);
+        loaded || self.signal.cold_p95_ms.is_some_and(|p95| build_ms >= PART_THAT_MATTERS * p95)
+    }
+}
+
+/// Workers for a fractional need, at least one. What is over a whole number only by rounding is not over.
+fn whole(workers: f64) -> i32 {
+    ((workers - 1e-9).ceil() as i32).max(1)
+}
