@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use clap::Args;
 
 use crate::helm;
 use crate::shell::{need, root, run, scratch};
@@ -22,7 +23,8 @@ pub(crate) fn charts(write: bool) -> Result<()> {
     let helm = helm::install()?.join("helm");
     let lint = ["lint", "--strict", "--quiet", "charts/hypic-crds", "charts/hypic"];
     run(Command::new(&helm).args(lint).current_dir(&root))?;
-    let cases = ["-m", "unittest", "discover", "--start-directory", "charts/tests", "--pattern", "*_cases.py"];
+    let cases =
+        ["-m", "unittest", "discover", "--start-directory", "charts/tests", "--pattern", "*_cases.py"];
     run(Command::new(&python).args(cases).env("HELM", &helm).current_dir(&root))?;
     need("promtool", "Debian's package prometheus, or Prometheus 2.42 or newer")?;
     let promtool = |args: &[&str]| run(Command::new("promtool").args(args).current_dir(&root));
@@ -30,8 +32,39 @@ pub(crate) fn charts(write: bool) -> Result<()> {
     promtool(&["test", "rules", "e2e/monitoring/rules-test.yaml"])
 }
 
+/// Flags of `panels`.
+#[derive(Args)]
+pub(crate) struct PanelsArgs {
+    /// Address of a Prometheus that has loaded the chart's rules.
+    prometheus: String,
+    /// Seconds to look back.
+    #[arg(long, default_value_t = 900)]
+    span: u32,
+    /// Folder for one picture per dashboard; needs Chromium.
+    #[arg(long, value_name = "DIR")]
+    draw: Option<PathBuf>,
+    /// Metrics that this fleet has not, by prefix, such as `hypic_operator_`.
+    #[arg(long, value_name = "PREFIX")]
+    without: Vec<String>,
+}
+
+/// Asks every query of dashboards and rules.
+pub(crate) fn panels(args: &PanelsArgs) -> Result<()> {
+    let root = root();
+    let mut command = Command::new(python(&root.join("e2e/monitoring/requirements.txt"))?);
+    command.arg("e2e/monitoring/panels.py").arg(&args.prometheus).args(["--span", &args.span.to_string()]);
+    if let Some(folder) = &args.draw {
+        need("chromium", "Debian's package chromium")?;
+        command.arg("--draw").arg(std::path::absolute(folder).context("find the folder of the pictures")?);
+    }
+    for prefix in &args.without {
+        command.args(["--without", prefix]);
+    }
+    run(command.current_dir(&root))
+}
+
 /// A Python that has the packages of `requirements`.
-pub(crate) fn python(requirements: &Path) -> Result<PathBuf> {
+fn python(requirements: &Path) -> Result<PathBuf> {
     let dir = scratch().join("charts");
     let wanted = fs::read(requirements).with_context(|| format!("read {}", requirements.display()))?;
     let done = dir.join("installed.txt");
