@@ -23,6 +23,6 @@ pub use counters::{Counters, Worker};
 pub use decide::{Decision, decide};
 pub use history::History;
 pub use meter::{Meter, Pull, Settings, Unreachable};
-pub use policy::{Error, Mode, Policy, ScalingPolicy, ScalingRules, StepKind, ValidPolicy};
+pub use policy::{Error, Mode, Policy, ScalingRules, ValidPolicy};
 pub use reason::Reason;
 pub use signal::{Freshness, Signal};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::history::{History, Seen};
 use super::law::{Ask, ask};
-use super::policy::{Mode, Policy, ScalingPolicy, ScalingRules, StepKind, ValidPolicy};
+use super::policy::{Mode, Policy, ScalingRules, ValidPolicy, seconds};
 use super::reason::Reason;
 use super::signal::Signal;
 
@@ -84,7 +84,7 @@ impl Outcome {
     /// was recommended before anything was remembered counts as the present number.
     fn stabilise(&mut self, policy: &Policy, current: i32, seen: &Seen<'_>) {
         let rules = if self.desired > current { &policy.scale_up } else { &policy.scale_down };
-        let window = seconds(rules.stabilization_window_seconds);
+        let window = rules.window();
         let unknown = (!seen.covers(window)).then_some(current);
         let all = seen.recommended(window).chain(unknown);
         let stable = if self.desired > current {
@@ -104,7 +104,7 @@ impl Outcome {
         }
     }
 
-    /// No further than the policies allow.
+    /// No further than the rules allow.
     fn step(&mut self, policy: &Policy, current: i32, seen: &Seen<'_>) {
         let limited = if self.desired > current {
             self.desired.min(most(&policy.scale_up, current, seen))
@@ -143,36 +143,19 @@ impl Outcome {
     }
 }
 
-/// Most workers that the policies allow now.
+/// Most workers that the rules allow now.
 fn most(rules: &ScalingRules, current: i32, seen: &Seen<'_>) -> i32 {
-    let limit = |policy: &ScalingPolicy| {
-        let begin = current.saturating_sub(seen.added(seconds(policy.period_seconds))).max(0);
-        begin.saturating_add(step(policy, begin, 99))
-    };
-    rules.policies.iter().map(limit).fold(current, i32::max)
+    let begin = current.saturating_sub(seen.added(rules.period())).max(0);
+    // Rounded up as HPA does: a percentage of few workers is still one.
+    begin.saturating_add(rules.workers.max(hundredths(begin, rules.percent, 99))).max(current)
 }
 
-/// Fewest workers that the policies allow now.
+/// Fewest workers that the rules allow now.
 fn fewest(rules: &ScalingRules, current: i32, seen: &Seen<'_>) -> i32 {
-    let limit = |policy: &ScalingPolicy| {
-        let begin = current.saturating_add(seen.removed(seconds(policy.period_seconds)));
-        begin.saturating_sub(step(policy, begin, 0))
-    };
-    rules.policies.iter().map(limit).fold(current, i32::min).max(0)
+    let begin = current.saturating_add(seen.removed(rules.period()));
+    begin.saturating_sub(rules.workers.max(hundredths(begin, rules.percent, 0))).clamp(0, current)
 }
 
-/// Workers that a policy allows to change in its period, with `rest` hundredths to round by. A percentage
-/// allows one at least: it must neither keep a pool at zero nor keep its last worker.
-fn step(policy: &ScalingPolicy, begin: i32, rest: i64) -> i32 {
-    match policy.kind {
-        StepKind::Pods => policy.value,
-        StepKind::Percent => {
-            let part = (i64::from(begin) * i64::from(policy.value) + rest) / 100;
-            i32::try_from(part).unwrap_or(i32::MAX).max(1)
-        }
-    }
-}
-
-fn seconds(seconds: i32) -> Duration {
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+fn hundredths(of: i32, percent: i32, rounding: i64) -> i32 {
+    i32::try_from((i64::from(of) * i64::from(percent) + rounding) / 100).unwrap_or(i32::MAX)
 }

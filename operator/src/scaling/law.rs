@@ -17,6 +17,8 @@ use super::policy::Policy;
 use super::reason::{Reason, about};
 use super::signal::Signal;
 
+/// Above its minimum a pool is idle below this part of the activation share.
+const HYSTERESIS: f64 = 0.5;
 /// Downwards the SLO floor wants to stay this far under the bound, so that it need not come back at once.
 const COMFORT: f64 = 0.7;
 /// Building matters while it is at least this part of the time.
@@ -37,12 +39,9 @@ pub(super) struct Ask {
 /// What `signal` asks of a pool of `current` workers. `settled`: the signal is of these workers and no others.
 pub(super) fn ask(policy: &Policy, signal: &Signal, current: i32, settled: bool) -> Ask {
     let cold = signal.cold_tokens_per_second.max(0.0);
-    let gate = if current <= policy.min_replicas {
-        policy.activation_cold_share_percent
-    } else {
-        policy.deactivation_cold_share_percent
-    };
-    if cold <= 0.0 || signal.cold_share_percent < f64::from(gate) {
+    let activation = f64::from(policy.activation_cold_share_percent);
+    let gate = if current <= policy.min_replicas { activation } else { activation * HYSTERESIS };
+    if cold <= 0.0 || signal.cold_share_percent < gate {
         let share = about(signal.cold_share_percent);
         let because = format!("{share} % of segment tokens are cold, and workers are for {gate} % and more");
         return Ask { raw: 0, reason: Reason::BelowColdShare, idle: true, because };
@@ -89,7 +88,7 @@ impl Pool<'_> {
     }
 
     fn slo_floor(&self) -> Option<Ask> {
-        let slo = f64::from(self.policy.slo_cold_first_token_ms?);
+        let slo = f64::from(self.policy.first_token_target_milliseconds?);
         let p95 = self.signal.cold_p95_ms.filter(|p95| p95.is_finite())?;
         let useful = 1000.0 * self.signal.tokens_per_cold_request() / (PART_THAT_MATTERS * p95.max(slo));
         let wanted = if p95 > slo {
@@ -105,7 +104,7 @@ impl Pool<'_> {
     }
 
     fn queue_age(&self) -> Option<Ask> {
-        let bound = f64::from(self.policy.max_queue_age_ms?);
+        let bound = f64::from(self.policy.max_queue_age_milliseconds?);
         let age = 1000.0 * self.signal.queue_age_seconds;
         if age <= bound || !self.workers_hold_up() {
             return None;

@@ -1,7 +1,7 @@
 //! Faults of other autoscalers, made here. The numbers are rows of the list of faults that this design began
 //! with.
 
-use hypic_operator::scaling::{Freshness, History, Meter, Mode, Reason, Settings, Signal, StepKind, decide};
+use hypic_operator::scaling::{Freshness, History, Meter, Mode, Reason, Settings, Signal, decide};
 
 use super::meter::{Router, run};
 use super::scene::{ONE, Scene, s, signal};
@@ -127,10 +127,8 @@ fn row_23_a_pull_that_hangs_freezes_as_well() {
 
 #[test]
 fn row_23_every_policy_wakes_from_zero() {
-    let mut scene = Scene::at(0).needs(3.0).under(|policy| {
-        policy.scale_up.policies.retain(|step| step.kind == StepKind::Percent);
-    });
-    assert_eq!(scene.decide().desired, 1);
+    let mut scene = Scene::at(0).needs(3.0).under(|policy| policy.scale_up.workers = 1);
+    assert_eq!(scene.decide().desired, 1, "a percentage of nothing would be nothing");
 }
 
 #[test]
@@ -152,7 +150,7 @@ fn row_27_a_rollout_of_workers_blocks_no_growth() {
 #[test]
 fn a_worker_that_never_comes_up_is_not_waited_for_forever() {
     let mut scene = Scene::at(4)
-        .under(|policy| policy.slo_cold_first_token_ms = Some(2000))
+        .under(|policy| policy.first_token_target_milliseconds = Some(2000))
         .needs(4.0)
         .but(|signal| (signal.cold_p95_ms, signal.usable_workers) = (Some(3000.0), 3));
     let mut grew = None;

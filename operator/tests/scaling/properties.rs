@@ -2,28 +2,26 @@
 
 use std::collections::VecDeque;
 
-use hypic_operator::scaling::{
-    Freshness, History, Policy, ScalingPolicy, ScalingRules, Signal, StepKind, decide,
-};
+use hypic_operator::scaling::{Freshness, History, Policy, ScalingRules, Signal, decide};
 use proptest::prelude::*;
 
-use super::scene::{ONE, Scene, s, signal};
+use super::scene::{ONE, Scene, between, s, signal};
 
 fn rules() -> impl Strategy<Value = ScalingRules> {
-    let kind = prop_oneof![Just(StepKind::Pods), Just(StepKind::Percent)];
-    let step = (kind, 1..=100, 1..=120).prop_map(|(kind, value, period_seconds)| {
-        let value = if kind == StepKind::Pods { 1 + value / 20 } else { value };
-        ScalingPolicy { kind, value, period_seconds }
-    });
-    (0..=120, prop::collection::vec(step, 1..3)).prop_map(|(stabilization_window_seconds, policies)| {
-        ScalingRules { stabilization_window_seconds, policies }
-    })
+    (0..=120, 1..6, 0..=100, 1..=120).prop_map(
+        |(stabilization_window_seconds, workers, percent, period_seconds)| ScalingRules {
+            stabilization_window_seconds,
+            workers,
+            percent,
+            period_seconds,
+        },
+    )
 }
 
 prop_compose! {
     fn policies()(
         (min_replicas, max_replicas) in (0..4, 4..40),
-        (deactivation, activation) in (0..5, 5..30),
+        activation_cold_share_percent in 0..30,
         target_utilization_percent in 10..=100,
         slo in prop::option::of(100..5000),
         queue in prop::option::of(100..5000),
@@ -31,16 +29,15 @@ prop_compose! {
         (scale_up, scale_down) in (rules(), rules()),
     ) -> Policy {
         Policy {
-            activation_cold_share_percent: activation,
-            deactivation_cold_share_percent: deactivation,
+            activation_cold_share_percent,
             target_utilization_percent,
-            slo_cold_first_token_ms: slo,
-            max_queue_age_ms: queue,
+            first_token_target_milliseconds: slo,
+            max_queue_age_milliseconds: queue,
             tolerance_percent,
             idle_seconds,
             scale_up,
             scale_down,
-            ..Policy::between(min_replicas, max_replicas)
+            ..between(min_replicas, max_replicas)
         }
     }
 }
@@ -142,19 +139,14 @@ proptest! {
             let now = s(5 * tick);
             let decision = decide(&policy, &Signal { taken_at: now, ..signal }, current, &mut history, now);
             past.push_back(current);
-            let allowed = policy.scale_down.policies.iter().any(|step| {
-                // All that went within the period, and the most there were to begin with.
-                let ticks = usize::try_from(step.period_seconds).unwrap().div_ceil(5);
-                let recent: Vec<i32> =
-                    past.iter().rev().take(ticks).rev().copied().chain([decision.desired]).collect();
-                let gone: i32 = recent.windows(2).map(|pair| (pair[0] - pair[1]).max(0)).sum();
-                let begin = current + gone - (current - decision.desired).max(0);
-                let most = match step.kind {
-                    StepKind::Pods => step.value,
-                    StepKind::Percent => (begin * step.value / 100).max(1),
-                };
-                gone <= most
-            });
+            // All that went within the period, and the most there were to begin with.
+            let rules = &policy.scale_down;
+            let ticks = usize::try_from(rules.period_seconds).unwrap().div_ceil(5);
+            let recent: Vec<i32> =
+                past.iter().rev().take(ticks).rev().copied().chain([decision.desired]).collect();
+            let gone: i32 = recent.windows(2).map(|pair| (pair[0] - pair[1]).max(0)).sum();
+            let begin = current + gone - (current - decision.desired).max(0);
+            let allowed = gone <= rules.workers.max(begin * rules.percent / 100);
             prop_assert!(decision.desired >= current || allowed, "{past:?} then {}", decision.desired);
             current = decision.desired;
         }
@@ -202,7 +194,7 @@ fn first_tokens_that_answer_to_workers_are_met_and_kept() {
     // A pool that behaves as the law supposes: the time is x ÷ spare and a part that no worker shortens. The
     // speed is known, or taken for a fifth more than it is.
     for (lie, begin) in [(1.0, 5), (1.2, 5), (1.0, 15), (1.2, 15)] {
-        let mut scene = Scene::at(begin).under(|policy| policy.slo_cold_first_token_ms = Some(900));
+        let mut scene = Scene::at(begin).under(|policy| policy.first_token_target_milliseconds = Some(900));
         let (cold, mut changes, mut met) = (3000.0, Vec::new(), false);
         for tick in 0..1440 {
             let spare = (f64::from(scene.current) * 1000.0 / lie - cold).max(1.0);

@@ -3,13 +3,36 @@
 
 use std::time::Duration;
 
-use hypic_operator::scaling::{Decision, Freshness, History, Policy, Signal, decide};
+use hypic_operator::scaling::{Decision, Freshness, History, Mode, Policy, ScalingRules, Signal, decide};
 
 /// Cold tokens per second that are one worker's.
 pub(crate) const ONE: f64 = 700.0;
 
 pub(crate) fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
+}
+
+/// The resource's defaults between these bounds, but only half of the workers may go in a minute.
+pub(crate) fn between(min_replicas: i32, max_replicas: i32) -> Policy {
+    let rules = |stabilization_window_seconds, workers, percent, period_seconds| ScalingRules {
+        stabilization_window_seconds,
+        workers,
+        percent,
+        period_seconds,
+    };
+    Policy {
+        min_replicas,
+        max_replicas,
+        mode: Mode::Auto,
+        activation_cold_share_percent: 5,
+        target_utilization_percent: 70,
+        tolerance_percent: 10,
+        first_token_target_milliseconds: None,
+        max_queue_age_milliseconds: None,
+        idle_seconds: 300,
+        scale_up: rules(0, 4, 100, 15),
+        scale_down: rules(300, 1, 50, 60),
+    }
 }
 
 /// A whole signal: half of the traffic is cold, in requests of 2000 cold tokens.
@@ -50,7 +73,7 @@ impl Scene {
     /// The same without a past.
     pub(crate) fn restarted(current: i32) -> Self {
         Self {
-            policy: Policy::between(0, 20),
+            policy: between(0, 20),
             current,
             signal: signal(f64::from(current) * ONE, current),
             history: History::new(),

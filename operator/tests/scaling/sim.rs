@@ -6,6 +6,8 @@ mod fleet;
 use fleet::{Outcome, Setup, run};
 use hypic_operator::scaling::{Policy, Reason};
 
+use super::scene::between;
+
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=5;
 
 /// Runs once per seed and looks at each run. Prints most and last workers wanted, how often that changed and
@@ -24,11 +26,11 @@ fn simulate(name: &str, setup: &Setup, policy: &Policy, look: impl Fn(&Outcome))
 }
 
 fn policy() -> Policy {
-    Policy::between(0, 16)
+    between(0, 16)
 }
 
 fn with_slo(ms: i32) -> Policy {
-    Policy { slo_cold_first_token_ms: Some(ms), ..policy() }
+    Policy { first_token_target_milliseconds: Some(ms), ..policy() }
 }
 
 /// Six requests a second with 2400 cold tokens each are 5.1 workers' at 70 % of 4000 tokens/s.
@@ -140,7 +142,7 @@ fn an_slo_that_workers_cannot_meet_does_not_run_to_the_maximum() {
 
 #[test]
 fn a_bound_on_the_queue_is_kept() {
-    let policy = Policy { max_queue_age_ms: Some(500), ..policy() };
+    let policy = Policy { max_queue_age_milliseconds: Some(500), ..policy() };
     simulate("queue 500 ms", &Setup::default(), &policy, |outcome| {
         assert!((6..=8).contains(&outcome.end()) && outcome.p95(3000, 3600) <= 1000);
     });

@@ -4,16 +4,16 @@ use hypic_operator::scaling::Reason::{
     AtMaximum, AtMinimum, BelowColdShare, Demand, Frozen, NoSpeedKnown, QueueAge, ScaledToZero, SloFloor,
     Stabilized, StepLimited, WaitingForWindow, WithinTolerance,
 };
-use hypic_operator::scaling::{Freshness, Policy, Reason, ScalingPolicy, Signal, StepKind};
+use hypic_operator::scaling::{Error, Freshness, Policy, Reason, Signal};
 
-use super::scene::Scene;
+use super::scene::{Scene, between};
 
 fn slo(policy: &mut Policy) {
-    policy.slo_cold_first_token_ms = Some(2000);
+    policy.first_token_target_milliseconds = Some(2000);
 }
 
 fn queue(policy: &mut Policy) {
-    policy.max_queue_age_ms = Some(500);
+    policy.max_queue_age_milliseconds = Some(500);
 }
 
 fn p95(ms: f64) -> impl FnOnce(&mut Signal) {
@@ -29,7 +29,7 @@ fn at_least_two(policy: &mut Policy) {
 }
 
 fn one_a_minute_down(policy: &mut Policy) {
-    policy.scale_down.policies = vec![ScalingPolicy { kind: StepKind::Pods, value: 1, period_seconds: 60 }];
+    policy.scale_down.percent = 0;
 }
 
 /// Name, scene, what is desired, what was asked for, why.
@@ -58,11 +58,11 @@ fn rows() -> Vec<Row> {
         ("zero stays zero below the gate",          at(0).needs(6.0).share(4.9),                   0, 0, BelowColdShare),
         ("zero wakes at the gate",                  at(0).needs(3.0).share(5.0),                   3, 3, Demand),
         ("zero wakes by four at most",              at(0).needs(9.0),                              4, 9, StepLimited),
-        ("above the minimum the lower gate counts", at(4).needs(4.0).share(2.0),                   4, 4, Demand),
-        ("below the lower gate nothing is needed",  at(4).needs(4.0).share(1.9),                   4, 0, Stabilized),
-        ("at the minimum the upper gate counts",    at(2).under(at_least_two).needs(6.0).share(4.0).after(305, 0.0), 2, 0, AtMinimum),
-        ("a gate of zero is always open",           at(0).needs(2.0).share(0.1).under(|p| (p.activation_cold_share_percent, p.deactivation_cold_share_percent) = (0, 0)), 2, 2, Demand),
-        ("no traffic is below a gate of zero",      at(0).needs(0.0).under(|p| (p.activation_cold_share_percent, p.deactivation_cold_share_percent) = (0, 0)), 0, 0, BelowColdShare),
+        ("above the minimum half the gate counts", at(4).needs(4.0).share(2.5),                   4, 4, Demand),
+        ("below half the gate nothing is needed",  at(4).needs(4.0).share(2.4),                   4, 0, Stabilized),
+        ("at the minimum all of it counts",    at(2).under(at_least_two).needs(6.0).share(4.0).after(305, 0.0), 2, 0, AtMinimum),
+        ("a gate of zero is always open",           at(0).needs(2.0).share(0.1).under(|p| p.activation_cold_share_percent = 0), 2, 2, Demand),
+        ("no traffic is below a gate of zero",      at(0).needs(0.0).under(|p| p.activation_cold_share_percent = 0), 0, 0, BelowColdShare),
         // Down.
         ("down waits for the window",               at(4).needs(2.0),                              4, 2, Stabilized),
         ("and not a second less",                   at(4).needs(2.0).after(295, 2.0),              4, 2, Stabilized),
@@ -156,4 +156,37 @@ fn messages_have_the_numbers_and_are_one_sentence() {
             "{name}: {message}"
         );
     }
+}
+
+#[test]
+fn a_policy_that_is_not_possible_is_refused_by_name() {
+    assert!(between(0, 8).check().is_ok());
+    let refused = |change: fn(&mut Policy)| {
+        let mut policy = between(1, 4);
+        change(&mut policy);
+        policy.check().unwrap_err()
+    };
+    let out_of_range = |field, value, low, high| Error::OutOfRange { field, value, low, high };
+    let most = i32::MAX;
+    type Case = (fn(&mut Policy), Error);
+    let cases: [Case; 7] = [
+        (|p| p.min_replicas = 5, Error::Crossed { min: 5, max: 4 }),
+        (|p| p.min_replicas = -1, out_of_range("minReplicas", -1, 0, most)),
+        (|p| p.target_utilization_percent = 0, out_of_range("targetUtilizationPercent", 0, 1, 100)),
+        (
+            |p| p.first_token_target_milliseconds = Some(0),
+            out_of_range("firstTokenTargetMilliseconds", 0, 1, most),
+        ),
+        (
+            |p| p.scale_up.stabilization_window_seconds = 3601,
+            out_of_range("scaleUp.stabilizationWindowSeconds", 3601, 0, 3600),
+        ),
+        (|p| p.scale_down.workers = 0, out_of_range("scaleDown.workers", 0, 1, most)),
+        (|p| p.scale_down.period_seconds = 0, out_of_range("scaleDown.periodSeconds", 0, 1, 1800)),
+    ];
+    for (change, error) in cases {
+        assert_eq!(refused(change), error);
+    }
+    let error = refused(|policy| policy.tolerance_percent = 101);
+    assert_eq!(error.to_string(), "'tolerancePercent' is 101, but must be 0 to 100");
 }
