@@ -65,15 +65,21 @@ def lines(series, unit, stacked, width, height):
     first = min(points[0][0] for _, points in series)
     last = max(max(points[-1][0] for _, points in series), first + 1)
     marks = ticks(max(max(value for _, value in points) for _, points in series) or 1)
-    across = lambda at: left + (right - left) * (at - first) / (last - first)
-    up = lambda value: foot - (foot - head) * value / marks[-1]
+
+    def across(at):
+        return left + (right - left) * (at - first) / (last - first)
+
+    def up(value):
+        return foot - (foot - head) * value / marks[-1]
+
     parts = []
     for mark in marks:
         parts.append(f'<line x1="{left}" x2="{right}" y1="{up(mark):.1f}" y2="{up(mark):.1f}" stroke="#2c3235"/>')
         parts.append(text(left - 6, up(mark) + 4, number(mark, unit), 11, anchor="end"))
     for part in range(5):
         at = first + (last - first) * part / 4
-        parts.append(text(across(at), foot + 14, time.strftime("%H:%M:%S", time.gmtime(at)), 11, anchor="middle"))
+        anchor = {0: "start", 4: "end"}.get(part, "middle")
+        parts.append(text(across(at), foot + 14, time.strftime("%H:%M:%S", time.gmtime(at)), 11, anchor=anchor))
     for index, (name, points) in enumerate(series):
         colour = COLOURS[index % len(COLOURS)]
         path = " ".join(f"{across(at):.1f},{up(value):.1f}" for at, value in points)

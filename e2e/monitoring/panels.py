@@ -104,15 +104,14 @@ def ask_panels(prometheus, report, excused):
     return drawn
 
 
-def ask_rules(prometheus, report, excused):
+def ask_rules(prometheus, report, excused, rules):
     """Every rule's expression, every metric that it names, and that the server has taken it."""
-    rules = yaml.safe_load((CHART / "rules/hypic.yaml").read_text())
     loaded = {
         rule["name"]: rule
         for group in prometheus.get("rules")["groups"]
         for rule in group["rules"]
     }
-    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+    for rule in rules:
         name = rule.get("record") or rule["alert"]
         if excused(rule["expr"]):
             continue
@@ -150,22 +149,20 @@ def main():
         help="metrics that this fleet has not, such as hypic_operator_ where no operator runs",
     )
     args = parser.parse_args()
-    # What is recorded from the operator's metrics is missing with them.
-    recorded = {
-        rule["record"]: rule["expr"]
-        for group in yaml.safe_load((CHART / "rules/hypic.yaml").read_text())["groups"]
-        for rule in group["rules"]
-        if "record" in rule
-    }
+    rules = yaml.safe_load((CHART / "rules/hypic.yaml").read_text())
+    rules = [rule for group in rules["groups"] for rule in group["rules"]]
+    recorded = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
 
     def excused(expression):
-        named = METRIC.findall(expression)
-        named += [name for record in named for name in METRIC.findall(recorded.get(record, ""))]
-        return any(name.startswith(prefix) for prefix in args.without for name in named)
+        """Whether it needs a metric that is not there, itself or through what is recorded."""
+        return any(
+            name.startswith(tuple(args.without)) or excused(recorded.get(name, ""))
+            for name in METRIC.findall(expression)
+        )
 
     prometheus, report = Prometheus(args.prometheus, args.span), Report()
     drawn = ask_panels(prometheus, report, excused)
-    ask_rules(prometheus, report, excused)
+    ask_rules(prometheus, report, excused, rules)
     if args.draw:
         for name, (dashboard, shown) in drawn.items():
             draw.picture(dashboard, shown, args.draw / f"{name}.png")

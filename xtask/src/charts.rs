@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::helm;
 use crate::shell::{need, root, run, scratch};
+use crate::{debian, helm};
 
 /// Lints and renders both charts, and checks rules and dashboards; `write` makes the dashboards anew.
 pub(crate) fn charts(write: bool) -> Result<()> {
@@ -26,7 +26,7 @@ pub(crate) fn charts(write: bool) -> Result<()> {
     let cases =
         ["-m", "unittest", "discover", "--start-directory", "charts/tests", "--pattern", "*_cases.py"];
     run(Command::new(&python).args(cases).env("HELM", &helm).current_dir(&root))?;
-    need("promtool", "Debian's package prometheus, or Prometheus 2.42 or newer")?;
+    debian::install(&[("promtool", "prometheus")])?;
     let promtool = |args: &[&str]| run(Command::new("promtool").args(args).current_dir(&root));
     promtool(&["check", "rules", "charts/hypic/rules/hypic.yaml"])?;
     promtool(&["test", "rules", "e2e/monitoring/rules-test.yaml"])
@@ -54,7 +54,7 @@ pub(crate) fn panels(args: &PanelsArgs) -> Result<()> {
     let mut command = Command::new(python(&root.join("e2e/monitoring/requirements.txt"))?);
     command.arg("e2e/monitoring/panels.py").arg(&args.prometheus).args(["--span", &args.span.to_string()]);
     if let Some(folder) = &args.draw {
-        need("chromium", "Debian's package chromium")?;
+        debian::install(&[("chromium", "chromium")])?;
         command.arg("--draw").arg(std::path::absolute(folder).context("find the folder of the pictures")?);
     }
     for prefix in &args.without {
