@@ -153,7 +153,7 @@ async fn start_owners(
     security: &Security,
     tasks: &mut JoinSet<()>,
 ) -> anyhow::Result<(Topology, Vec<Owner>)> {
-    let mut topology = Topology { epoch: Epoch(1), agents: Vec::new() };
+    let mut topology = Topology { epoch: Epoch(1), revision: 0, agents: Vec::new() };
     let mut listeners = Vec::new();
     for number in 0..OWNERS {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("listen")?;

@@ -34,11 +34,19 @@ pub struct AgentEntry {
 pub struct Topology {
     /// Grows with every change of the set of combine agents.
     pub epoch: Epoch,
+    /// Grows with every change, of scatter workers too.
+    #[serde(default)]
+    pub revision: u64,
     /// All agents.
     pub agents: Vec<AgentEntry>,
 }
 
 impl Topology {
+    /// What topologies are ordered by: of two, the one with the larger version is newer.
+    pub fn version(&self) -> (Epoch, u64) {
+        (self.epoch, self.revision)
+    }
+
     /// Agents of one role, in file order.
     pub fn of_role(&self, role: AgentRole) -> impl Iterator<Item = &AgentEntry> {
         self.agents.iter().filter(move |agent| agent.role == role)

@@ -129,7 +129,7 @@ impl Fleet {
         let (router, router_control) = (ports.take()?, ports.take()?);
         drop(ports);
         let mut fleet = Self {
-            topology: Topology { epoch: Epoch(1), agents },
+            topology: Topology { epoch: Epoch(1), revision: 0, agents },
             options,
             files,
             router_files,

@@ -21,13 +21,15 @@ pub struct Addresses {
     pub router_control: String,
 }
 
-/// The epoch of one part after the push, and whether it took the topology over.
+/// The version of one part after the push, and whether it took the topology over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pushed {
     /// Which part.
     pub to: String,
     /// Its epoch.
     pub epoch: u64,
+    /// Its revision.
+    pub revision: u64,
     /// It goes by the pushed topology now.
     pub accepted: bool,
 }
@@ -57,8 +59,8 @@ pub fn push(dir: &Path, topology: &Topology) -> Result<Vec<Pushed>> {
             let mut client = channels.fleet(control, role).with_context(|| format!("reach {to}"))?;
             let request = proto::PushTopologyRequest { topology: Some(topology.clone().into()) };
             let answer = client.push_topology(request).await.with_context(|| format!("push to {to}"))?;
-            let proto::PushTopologyResponse { epoch, accepted } = answer.into_inner();
-            pushed.push(Pushed { to: to.to_owned(), epoch, accepted });
+            let proto::PushTopologyResponse { epoch, revision, accepted } = answer.into_inner();
+            pushed.push(Pushed { to: to.to_owned(), epoch, revision, accepted });
         }
         Ok(pushed)
     })

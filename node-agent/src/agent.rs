@@ -26,6 +26,10 @@ pub struct Agent {
     pub model: ModelFile,
     /// Of its tuples.
     pub identity: Identity,
+    /// Digest of its weights.
+    pub weights: [u8; 32],
+    /// The name of the device that computes.
+    pub device: &'static str,
     /// Computes.
     pub engine: Engine,
     /// Keeps tuples.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hypic_domain::key::SegmentKey;
 use hypic_store::StoredTuple;
 use hypic_store::codec::Part;
-use hypic_wire::convert::order::BuildOrder;
+use hypic_wire::convert::order::{BuildOrder, BuildSegment};
 use hypic_wire::convert::tuple::BuildEvent;
 use tokio::sync::mpsc;
 
@@ -67,10 +67,11 @@ impl Announced {
     async fn run(&mut self, order: BuildOrder) {
         let mut cold = Vec::new();
         for segment in order.segments {
-            match self.agent.held(segment.key, Some(segment.ids.clone().into())).await {
+            let BuildSegment { key, scope, ids } = segment;
+            match self.agent.held(key, Some(ids.clone().into())).await {
                 Ok(hit) => self.whole(&hit.tuple).await,
                 Err(_) => {
-                    cold.push(engine::Segment { key: segment.key, scope: segment.scope, ids: segment.ids })
+                    cold.push(engine::Segment { key, scope, ids, publish: true });
                 }
             }
         }

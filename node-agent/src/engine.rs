@@ -38,7 +38,7 @@ use hypic_store::codec::TupleHead;
 use hypic_store::{Observer, StoreError, StoredTuple};
 
 pub use edge::{BuildEvent, BuildStream, Feed, TokenStream};
-pub use load::{Calibration, Counters, Load};
+pub use load::{Calibration, Counters, Load, SEGMENT_TOKENS};
 
 use edge::{Command, Doorbell};
 
@@ -166,6 +166,8 @@ pub struct Segment {
     pub scope: Scope,
     /// Token ids of the whole segment.
     pub ids: Vec<u32>,
+    /// Whether the tuple is published; a measurement's is not.
+    pub publish: bool,
 }
 
 /// A tuple that the engine built.

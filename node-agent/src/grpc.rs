@@ -1,5 +1,6 @@
 //! The gRPC face: convert, call, convert.
 
 pub mod agent;
+mod describe;
 pub mod fleet;
 pub mod index;

@@ -42,21 +42,23 @@ impl Membership {
         self.topology.subscribe()
     }
 
-    /// Takes a pushed topology over unless it is older than the one in use; the epoch in use after that.
-    pub fn adopt(&self, pushed: Topology) -> (Epoch, bool) {
+    /// Takes a pushed topology over unless it is older than the one in use. Returns the version in use after
+    /// that and whether the pushed one was taken.
+    pub fn adopt(&self, pushed: Topology) -> ((Epoch, u64), bool) {
         let mut accepted = false;
         self.topology.send_if_modified(|current| {
-            accepted = pushed.epoch >= current.epoch;
+            accepted = pushed.version() >= current.version();
             let news = accepted && **current != pushed;
             if news {
-                tracing::info!(epoch = pushed.epoch.0, agents = pushed.agents.len(), "new topology");
+                let (epoch, revision) = pushed.version();
+                tracing::info!(%epoch, revision, agents = pushed.agents.len(), "new topology");
                 *current = Arc::new(pushed);
             }
             news
         });
         let topology = self.topology();
         self.channels.retain(|address| topology.agents.iter().any(|agent| agent.control == address));
-        (topology.epoch, accepted)
+        (topology.version(), accepted)
     }
 
     /// An agent's entry.

@@ -12,6 +12,7 @@ use hypic_domain::key::{Identity, IdentityInput};
 use hypic_domain::serving::ModelFile;
 use hypic_domain::unit::Bytes;
 use hypic_kernels::cpu::CpuDevice;
+use hypic_kernels::op::Device;
 use hypic_lookup::{Change, Claim};
 use hypic_scatter::{GrpcPeers, Limits, Scatter};
 use hypic_segment::{Clock, Segmenter};
@@ -64,7 +65,7 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
     let index = Arc::new(Index::new(Arc::clone(&membership)));
     let store = Arc::new(open_store(&config.memory, &index)?);
     let begun = Instant::now();
-    let (engine, identity) = start_engine(&config, &store, &index)?;
+    let Loaded { engine, identity, weights, device } = start_engine(&config, &store, &index)?;
     tracing::info!(
         model = %config.model.name, %identity, seconds = begun.elapsed().as_secs_f64(), "model loaded"
     );
@@ -86,6 +87,8 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
         role: config.me.role,
         model: config.model,
         identity,
+        weights,
+        device,
         engine,
         store,
         scatter: Arc::new(scatter),
@@ -174,9 +177,17 @@ fn announcing(index: &Arc<Index>) -> Observer {
     })
 }
 
+/// A running engine and what it runs.
+struct Loaded {
+    engine: Engine,
+    identity: Identity,
+    weights: [u8; 32],
+    device: &'static str,
+}
+
 /// Loads the checkpoint and starts the engine; tuples that it builds go to the store, and its snapshots are
 /// announced to the index.
-fn start_engine(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Result<(Engine, Identity)> {
+fn start_engine(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Result<Loaded> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let device = CpuDevice::new(config.memory.threads.unwrap_or(cores)).context("start the CPU device")?;
     let path = &config.model.path;
@@ -213,10 +224,11 @@ fn start_engine(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Resu
             tracing::debug!(key = %built.tuple.key(), %error, "a built tuple is not kept");
         }
     };
+    let (name, weights) = (device.name(), loaded.weights);
     let (device, model) = (Arc::new(device), Arc::from(loaded.model));
     let engine = Engine::start(device, model, engine, Box::new(publish), announcing(index))
         .context("start the engine")?;
-    Ok((engine, identity))
+    Ok(Loaded { engine, identity, weights, device: name })
 }
 
 /// Only routers tokenise and render; but ids of a tokenizer that does not fit the model would give wrong

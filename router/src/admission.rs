@@ -46,7 +46,13 @@ struct State {
 struct Line {
     running: usize,
     concurrent: Option<usize>,
-    waiting: VecDeque<(u64, oneshot::Sender<Turn>)>,
+    waiting: VecDeque<Waiting>,
+}
+
+struct Waiting {
+    ticket: u64,
+    since: Instant,
+    turn: oneshot::Sender<Turn>,
 }
 
 /// A place in the queue. Dropping it leaves the queue.
@@ -77,6 +83,7 @@ impl Admission {
     /// [`Refusal::Admit`] when the queue is full.
     pub fn admit(&self, tenant: &TenantId, concurrent: Option<usize>) -> Result<Place, Refusal> {
         let (sender, turn) = oneshot::channel();
+        let since = Instant::now();
         let mut state = self.shared.lock();
         let line = state.tenants.entry(tenant.clone()).or_default();
         line.concurrent = concurrent;
@@ -89,17 +96,25 @@ impl Admission {
         }
         let ticket = state.next;
         state.next += 1;
-        state.enqueue(tenant, ticket, sender);
+        state.enqueue(tenant, Waiting { ticket, since, turn: sender });
         let granted = self.shared.grant(&mut state);
         drop(state);
         deliver(granted);
-        Ok(Place { shared: self.shared.clone(), tenant: tenant.clone(), ticket, turn, since: Instant::now() })
+        Ok(Place { shared: self.shared.clone(), tenant: tenant.clone(), ticket, turn, since })
     }
 
     /// Requests that run and that wait.
     pub fn counts(&self) -> (usize, usize) {
         let state = self.shared.lock();
         (state.running, state.queued)
+    }
+
+    /// Since when the oldest request waits for capacity. Requests that only wait for others of their own tenant
+    /// are left out: more capacity would not help them.
+    pub fn oldest(&self) -> Option<Instant> {
+        let state = self.shared.lock();
+        let first = |line: &Line| line.waiting.front().filter(|_| line.may_run()).map(|first| first.since);
+        state.tenants.values().filter_map(first).min()
     }
 }
 
@@ -153,19 +168,19 @@ impl Line {
 }
 
 impl State {
-    fn enqueue(&mut self, tenant: &TenantId, ticket: u64, sender: oneshot::Sender<Turn>) {
+    fn enqueue(&mut self, tenant: &TenantId, waiting: Waiting) {
         let line = self.tenants.entry(tenant.clone()).or_default();
         if line.waiting.is_empty() {
             self.order.push_back(tenant.clone());
         }
-        line.waiting.push_back((ticket, sender));
+        line.waiting.push_back(waiting);
         self.queued += 1;
     }
 
     fn leave(&mut self, tenant: &TenantId, ticket: u64) {
         let Some(line) = self.tenants.get_mut(tenant) else { return };
         let before = line.waiting.len();
-        line.waiting.retain(|(waiting, _)| *waiting != ticket);
+        line.waiting.retain(|waiting| waiting.ticket != ticket);
         self.queued -= before - line.waiting.len();
         if line.waiting.is_empty() {
             self.order.retain(|waiting| waiting != tenant);
@@ -195,7 +210,7 @@ impl Shared {
                 state.order.iter().position(|tenant| state.tenants.get(tenant).is_some_and(Line::may_run));
             let Some(tenant) = next.and_then(|at| state.order.remove(at)) else { break };
             let Some(line) = state.tenants.get_mut(&tenant) else { continue };
-            let Some((_, sender)) = line.waiting.pop_front() else { continue };
+            let Some(Waiting { turn: sender, .. }) = line.waiting.pop_front() else { continue };
             line.running += 1;
             if !line.waiting.is_empty() {
                 state.order.push_back(tenant.clone());

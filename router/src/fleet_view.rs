@@ -5,7 +5,6 @@
 
 mod breaker;
 pub mod poll;
-pub mod push;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -17,6 +16,7 @@ use hypic_domain::model::ModelSpec;
 use hypic_domain::topology::{AgentEntry, AgentRole, Topology};
 use hypic_domain::unit::Millis;
 use hypic_lookup::Ring;
+use hypic_wire::proto::AgentState;
 
 use breaker::Breaker;
 
@@ -44,6 +44,8 @@ pub struct Seen {
     pub link_fixed: Millis,
     /// Share of heads that store a `T`, 0 to 1.
     pub live_share: f64,
+    /// What whoever steers the fleet wants to know of it, passed on as it came.
+    pub state: AgentState,
 }
 
 /// One agent that answers, whatever it may be used for.
@@ -129,13 +131,13 @@ impl FleetView {
         self.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes a topology that is not older than the one in use. Returns the epoch in use and whether the
-    /// offered one was taken.
-    pub fn adopt(&self, topology: Topology) -> (Epoch, bool) {
+    /// Takes a topology that is not older than the one in use. Returns the version in use after that and
+    /// whether the offered one was taken.
+    pub fn adopt(&self, topology: Topology) -> ((Epoch, u64), bool) {
         self.change(|state| {
-            let offered = topology.epoch;
-            if offered < state.topology.epoch {
-                return (state.topology.epoch, false);
+            let offered = topology.version();
+            if offered < state.topology.version() {
+                return (state.topology.version(), false);
             }
             let mut old = std::mem::replace(state, State::new(topology));
             state.identity = old.identity;

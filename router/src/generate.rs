@@ -50,6 +50,8 @@ pub(crate) struct FirstToken {
     pub(crate) arrived: Instant,
     pub(crate) mode: &'static str,
     pub(crate) streamed: bool,
+    /// A segment of the prompt was nowhere.
+    pub(crate) cold: bool,
     pub(crate) observed: Option<f64>,
 }
 
@@ -83,6 +85,11 @@ impl Answering {
             metrics,
             steps,
         }
+    }
+
+    /// Says whether a segment of the prompt was nowhere when it was looked up.
+    pub(crate) fn set_cold(&mut self, cold: bool) {
+        self.first.cold = cold;
     }
 
     /// Whether every choice has ended.
@@ -200,6 +207,9 @@ impl FirstToken {
         if self.observed.is_none() {
             let seconds = self.arrived.elapsed().as_secs_f64();
             metrics.first_token_seconds.with_label_values(&[self.mode]).observe(seconds);
+            if self.cold {
+                metrics.cold_first_token_seconds.observe(seconds);
+            }
             self.observed = Some(seconds);
         }
     }

@@ -16,6 +16,7 @@ pub mod args;
 pub mod error;
 pub mod fleet_view;
 pub mod front;
+pub mod grpc;
 pub mod http;
 pub mod lookup;
 pub mod metrics;

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use hypic_domain::flow::{ColdReason, Mode, PromptCounts, ReadyState, SegmentOutcome};
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
+
+use crate::lookup::Temperature;
 
 /// Endpoints as labels: route templates, never paths.
 pub const ENDPOINTS: [&str; 7] =
@@ -25,6 +27,9 @@ const CUT: [&str; 6] = [
     "shutting_down",
     "internal_error",
 ];
+/// Of a look-up: a usable tuple is somewhere, or nowhere.
+const OUTCOMES: [&str; 2] = ["warm", "cold"];
+
 /// The metrics.
 pub struct Metrics {
     registry: Registry,
@@ -38,6 +43,8 @@ pub struct Metrics {
     pub queued: IntGauge,
     /// Requests that run.
     pub running: IntGauge,
+    /// Age of the oldest request that waits for capacity.
+    pub admit_oldest_seconds: Gauge,
     /// Time in the queue.
     pub admit_seconds: Histogram,
     /// Time to cut a prompt.
@@ -52,6 +59,12 @@ pub struct Metrics {
     pub segments_per_request: Histogram,
     /// Time to ask the index.
     pub lookup_seconds: Histogram,
+    /// Placed requests that compose and have segments, by whether one of these was cold.
+    pub lookup_requests: IntCounterVec,
+    /// Tokens of their segments, by whether somebody had a usable tuple.
+    pub lookup_tokens: IntCounterVec,
+    /// Time from arrival to the first token of those with a cold segment.
+    pub cold_first_token_seconds: Histogram,
     /// Questions to the index that failed, by reason.
     pub lookup_failures: IntCounterVec,
     /// Time to solve a placement.
@@ -89,6 +102,11 @@ impl Metrics {
             abandoned: counter(r, "generate_abandoned_total", "Clients that went away early.")?,
             queued: gauge(r, "admit_queued", "Requests that wait for their turn.")?,
             running: gauge(r, "admit_running", "Requests that run.")?,
+            admit_oldest_seconds: float(
+                r,
+                "admit_oldest_seconds",
+                "Age of the oldest request that waits for capacity.",
+            )?,
             admit_seconds: histogram(r, "admit_seconds", "Time in the queue.", seconds())?,
             segment_seconds: histogram(r, "segment_seconds", "Time to cut a prompt.", seconds())?,
             segment_tokens: counters(
@@ -116,6 +134,24 @@ impl Metrics {
                 doubling(1.0, 1024.0),
             )?,
             lookup_seconds: histogram(r, "lookup_seconds", "Time to ask the index.", fine_seconds())?,
+            lookup_requests: counters(
+                r,
+                "lookup_requests_total",
+                "Placed requests with segments, by whether one of these was cold.",
+                &[("outcome", &OUTCOMES)],
+            )?,
+            lookup_tokens: counters(
+                r,
+                "lookup_tokens_total",
+                "Tokens of segments, by whether somebody had a usable tuple.",
+                &[("outcome", &OUTCOMES)],
+            )?,
+            cold_first_token_seconds: histogram(
+                r,
+                "cold_first_token_seconds",
+                "Time from arrival to the first token of requests with a cold segment.",
+                seconds(),
+            )?,
             lookup_failures: counters(
                 r,
                 "lookup_failures_total",
@@ -169,6 +205,15 @@ impl Metrics {
             };
             self.segments.with_label_values(&[outcome]).inc();
         }
+    }
+
+    /// Counts a placed request by what the look-up found of its segments.
+    pub fn observe_lookup(&self, temperature: &Temperature) {
+        let Temperature { warm_tokens, cold_tokens, cold } = *temperature;
+        let outcome = if cold { "cold" } else { "warm" };
+        self.lookup_requests.with_label_values(&[outcome]).inc();
+        self.lookup_tokens.with_label_values(&["warm"]).inc_by(warm_tokens);
+        self.lookup_tokens.with_label_values(&["cold"]).inc_by(cold_tokens);
     }
 
     /// Counts an answered request; a status outside the table is counted as 500.
@@ -227,6 +272,12 @@ fn counter(r: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheu
 
 fn gauge(r: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
     let gauge = IntGauge::with_opts(opts(name, help))?;
+    r.register(Box::new(gauge.clone()))?;
+    Ok(gauge)
+}
+
+fn float(r: &Registry, name: &str, help: &str) -> Result<Gauge, prometheus::Error> {
+    let gauge = Gauge::with_opts(opts(name, help))?;
     r.register(Box::new(gauge.clone()))?;
     Ok(gauge)
 }

@@ -15,9 +15,9 @@ use tonic::service::Routes;
 use crate::admission::{Admission, CpuWork};
 use crate::args::Config;
 use crate::error::RouterError;
-use crate::fleet_view::push::Push;
 use crate::fleet_view::{FleetView, poll};
 use crate::front::Front;
+use crate::grpc::FleetService;
 use crate::http;
 use crate::metrics::Metrics;
 
@@ -49,7 +49,9 @@ pub async fn run(
     tracing::info!(listen = %config.listen, control = %config.control_listen, "serving");
 
     let mut tasks = JoinSet::new();
-    let routes = Routes::new(hypic_wire::serve::fleet(Push { fleet: fleet.clone() }));
+    let admission = Admission::new(config.limits);
+    let service = FleetService::new(fleet.clone(), admission.clone(), metrics.clone());
+    let routes = Routes::new(hypic_wire::serve::fleet(service));
     tasks.spawn(hypic_wire::serve::serve(control, config.security, routes, stop.clone().cancelled_owned()));
     let polling = poll::run(fleet.clone(), channels.clone(), metrics.clone(), config.poll, DESCRIBE);
     tasks.spawn(async {
@@ -62,7 +64,7 @@ pub async fn run(
         segmenter: Arc::new(segmenter),
         fleet,
         channels,
-        admission: Admission::new(config.limits),
+        admission,
         cpu: CpuWork::new(config.cpu_threads),
         tenants: config.tenants,
         secret: config.secret,

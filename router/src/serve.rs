@@ -25,7 +25,7 @@ use crate::fleet_view::poll;
 use crate::front::{Account, Front, Question, Served, Step};
 use crate::generate::{Answering, FirstToken, Lost, PromptFacts, generate};
 use crate::http::options::Options;
-use crate::lookup::{Found, IndexClient};
+use crate::lookup::{Found, IndexClient, Temperature};
 use crate::metrics::{Metrics, observe};
 use crate::refusal::Refusal;
 use crate::schedule::schedule;
@@ -141,7 +141,8 @@ async fn answer_in_turn(
 
     let segmented = &found.located.segmented;
     let (mode, prompt_tokens) = (segmented.request.mode, segmented.tokens());
-    let first = FirstToken { arrived, mode: mode.name(), streamed: options.stream, observed: None };
+    let first =
+        FirstToken { arrived, mode: mode.name(), streamed: options.stream, cold: false, observed: None };
     let reading = Reading { thinking: opens_reasoning(segmented, &front.segmenter), ..reading };
     let answers = (0..options.choices)
         .map(|_| Answer::new(reading.clone(), &options.stop, options.sampling.min_tokens.0));
@@ -155,7 +156,7 @@ async fn answer_in_turn(
         Prompt::Text(_) | Prompt::Ids(_) => "prompt",
     };
     let facts = PromptFacts { located: &found.located.located, away: &found.away, param };
-    let (mut excluded, mut busy, mut asked_anew) = (Vec::new(), None, false);
+    let (mut excluded, mut busy, mut asked_anew, mut counted) = (Vec::new(), None, false, false);
     while !answering.is_complete() {
         let started = Instant::now();
         let snapshot = front.fleet.snapshot();
@@ -173,6 +174,13 @@ async fn answer_in_turn(
         observe(&front.metrics.schedule_seconds, started.elapsed());
         stations.push(("schedule".to_owned(), millis(started.elapsed())));
 
+        // Once a request, however often it is placed.
+        if !std::mem::replace(&mut counted, true)
+            && let Some(temperature) = Temperature::of(&found.located, &placement)
+        {
+            front.metrics.observe_lookup(&temperature);
+            answering.set_cold(temperature.cold);
+        }
         let Some(agent) = snapshot.topology.agent(&placement.combine) else { return Err(Refusal::Internal) };
         let answered = answering.resumable().ok_or(Refusal::KeepAgent)?.to_vec();
         let _sent = front.fleet.sent(&agent.id, u64::from(prompt_tokens.0));
@@ -311,6 +319,7 @@ fn give_up(front: &Front, agent: &AgentId, refusal: &PeerRefusal) {
         | PeerRefusal::OldEpoch { .. }
         | PeerRefusal::Identity
         | PeerRefusal::Busy { .. }
+        | PeerRefusal::Forbidden { .. }
         | PeerRefusal::Malformed { .. }
         | PeerRefusal::TooLong { .. }
         | PeerRefusal::Deadline => {}

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
+use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 
 use crate::Error;
@@ -12,6 +14,32 @@ use crate::Error;
 /// Receive buffer of bulk connections. What is in flight is bounded by the requests, so a larger one only
 /// moves bytes out of the cache before they are copied.
 const RECEIVE_BUFFER: u32 = 1 << 20;
+
+/// Finds the addresses of a name. It is asked for every connection anew: a pod that comes back under its name has
+/// another address, and a name that is not known yet may be known at the next try.
+#[derive(Clone)]
+pub(crate) struct Resolver(Arc<Resolve>);
+
+type Resolve = dyn Fn(HostPort) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> + Send + Sync;
+
+impl Resolver {
+    /// The one of the machine.
+    pub(crate) fn system() -> Self {
+        Self::new(|HostPort { host, port }| {
+            Box::pin(async move { Ok(lookup_host((host.as_str(), port)).await?.collect()) })
+        })
+    }
+
+    pub(crate) fn new(
+        resolve: impl Fn(HostPort) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(resolve))
+    }
+
+    async fn addresses(&self, name: &HostPort) -> io::Result<Vec<SocketAddr>> {
+        (self.0)(name.clone()).await
+    }
+}
 
 /// A host and a port. IPv6 hosts are written in brackets, with a zone where they need one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -78,16 +106,16 @@ impl HostPort {
     }
 
     /// Connects for control traffic: small messages, buffers left to the kernel.
-    pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+    pub(crate) async fn connect(&self, resolver: &Resolver) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect(&resolver.addresses(self).await?[..]).await?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
 
     /// Connects for pulling tensor bytes.
-    pub(crate) async fn connect_bulk(&self) -> io::Result<TcpStream> {
+    pub(crate) async fn connect_bulk(&self, resolver: &Resolver) -> io::Result<TcpStream> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-        for address in lookup_host((self.host.as_str(), self.port)).await? {
+        for address in resolver.addresses(self).await? {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
             socket.set_nodelay(true)?;

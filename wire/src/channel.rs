@@ -8,7 +8,7 @@ use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::Error;
-use crate::address::HostPort;
+use crate::address::{HostPort, Resolver};
 use crate::proto::agent_client::AgentClient;
 use crate::proto::fleet_client::FleetClient;
 use crate::proto::index_client::IndexClient;
@@ -33,13 +33,18 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Channels by address.
 pub struct Channels {
     security: Security,
+    resolver: Resolver,
     open: Mutex<HashMap<(String, ServerRole), Channel>>,
 }
 
 impl Channels {
     /// No channel yet.
     pub fn new(security: Security) -> Self {
-        Self { security, open: Mutex::default() }
+        Self::resolving(security, Resolver::system())
+    }
+
+    pub(crate) fn resolving(security: Security, resolver: Resolver) -> Self {
+        Self { security, resolver, open: Mutex::default() }
     }
 
     /// The agent service at `host:port`.
@@ -82,7 +87,7 @@ impl Channels {
         if let Some(channel) = open.get(&(address.to_owned(), role)) {
             return Ok(channel.clone());
         }
-        let channel = connect_lazily(address.parse()?, role, self.security.clone());
+        let channel = connect_lazily(address.parse()?, role, self.security.clone(), self.resolver.clone());
         open.insert((address.to_owned(), role), channel.clone());
         Ok(channel)
     }
@@ -90,7 +95,7 @@ impl Channels {
 
 /// The URI carries the role and no host: the address is dialled as it stands in the topology, so no form of
 /// it (IPv6, zones) has to survive a URI, and certificates are checked against the role.
-fn connect_lazily(address: HostPort, role: ServerRole, security: Security) -> Channel {
+fn connect_lazily(address: HostPort, role: ServerRole, security: Security, resolver: Resolver) -> Channel {
     let uri = match role {
         ServerRole::Agent => Uri::from_static("http://hypic-agent"),
         ServerRole::Router => Uri::from_static("http://hypic-router"),
@@ -103,9 +108,9 @@ fn connect_lazily(address: HostPort, role: ServerRole, security: Security) -> Ch
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
     endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
-        let (address, security) = (address.clone(), security.clone());
+        let (address, security, resolver) = (address.clone(), security.clone(), resolver.clone());
         async move {
-            let stream = address.connect().await?;
+            let stream = address.connect(&resolver).await?;
             security.open(stream, Protocol::Control, role).await.map(TokioIo::new)
         }
     }))

@@ -67,7 +67,10 @@ fn from_name<'a, T: Deserialize<'a>>(field: &'static str, name: &'a str) -> Resu
 }
 
 /// The serde name of a unit variant.
-fn to_name<T: Serialize>(field: &'static str, value: &T) -> Result<String, Error> {
+///
+/// # Errors
+/// A value that is no unit variant.
+pub fn to_name<T: Serialize>(field: &'static str, value: &T) -> Result<String, Error> {
     match serde_json::to_value(value).map_err(|source| Error::WriteJson { field, source })? {
         serde_json::Value::String(name) => Ok(name),
         other => Err(Error::ReadName { field, value: other.to_string() }),

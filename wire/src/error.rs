@@ -79,6 +79,9 @@ pub enum Error {
         /// Why.
         source: rustls::server::VerifierBuilderError,
     },
+    /// Neither a whole identity nor the wish for none.
+    #[error("give --tls-cert, --tls-key and --tls-ca together, or --plain")]
+    ChooseSecurity,
     /// The random source of the TLS provider gave nothing.
     #[error("draw a random key")]
     DrawKey,

@@ -13,6 +13,8 @@ pub mod bulk;
 pub mod channel;
 pub mod convert;
 mod error;
+pub mod follow;
+pub mod process;
 pub mod serve;
 pub mod status;
 pub mod tls;

@@ -2,12 +2,16 @@
 
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
@@ -17,7 +21,8 @@ use crate::channel::{KEEP_ALIVE, KEEP_ALIVE_TIMEOUT, MESSAGE_LIMIT, WINDOW};
 use crate::proto::agent_server::{Agent, AgentServer};
 use crate::proto::fleet_server::{Fleet, FleetServer};
 use crate::proto::index_server::{Index, IndexServer};
-use crate::tls::{Io, Protocol, Security};
+use crate::status::Refusal;
+use crate::tls::{Io, Peer, Protocol, Security};
 
 /// Handshakes in work at once; more wait in the kernel's queue.
 const HANDSHAKES: usize = 64;
@@ -41,6 +46,18 @@ pub fn fleet<T: Fleet>(service: T) -> FleetServer<T> {
     FleetServer::new(service)
         .max_decoding_message_size(MESSAGE_LIMIT)
         .max_encoding_message_size(MESSAGE_LIMIT)
+}
+
+/// Lets a call through whose sender may steer the fleet ([`Peer::may_steer`]).
+///
+/// # Errors
+/// [`Refusal::Forbidden`] for everybody else, and for calls that came over no connection of [`serve`].
+pub fn check_steers<T>(request: &Request<T>) -> Result<(), Refusal> {
+    if request.extensions().get::<Peer>().is_some_and(Peer::may_steer) {
+        return Ok(());
+    }
+    let why = format!("only {} and {} may", crate::tls::OPERATOR, crate::tls::ServerRole::Router.name());
+    Err(Refusal::Forbidden { why })
 }
 
 /// Serves `routes` until `shutdown`; running calls are finished first.
@@ -68,7 +85,7 @@ pub async fn serve(
 }
 
 /// Accepts for ever; each handshake is its own task.
-async fn accept(listener: TcpListener, security: Security, accepted: mpsc::Sender<io::Result<Box<dyn Io>>>) {
+async fn accept(listener: TcpListener, security: Security, accepted: mpsc::Sender<io::Result<Accepted>>) {
     let mut handshakes = JoinSet::new();
     loop {
         let accept = async {
@@ -89,7 +106,7 @@ async fn accept(listener: TcpListener, security: Security, accepted: mpsc::Sende
                 handshakes.spawn(async move {
                     match security.accept(stream, Protocol::Control).await {
                         // The receiver is gone only when the server has stopped.
-                        Ok(io) => drop(accepted.send(Ok(io)).await),
+                        Ok((io, peer)) => drop(accepted.send(Ok(Accepted { io, peer })).await),
                         Err(error) => tracing::debug!(%peer, %error, "refuse a control connection"),
                     }
                 });
@@ -100,10 +117,54 @@ async fn accept(listener: TcpListener, security: Security, accepted: mpsc::Sende
     }
 }
 
-impl Connected for Box<dyn Io> {
-    type ConnectInfo = ();
+/// A connection and who is at its other end: tonic puts the [`Peer`] into every request's extensions.
+struct Accepted {
+    io: Box<dyn Io>,
+    peer: Peer,
+}
 
-    fn connect_info(&self) {}
+impl Connected for Accepted {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Accepted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        ctx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(ctx, buffer)
+    }
+}
+
+impl AsyncWrite for Accepted {
+    fn poll_write(mut self: Pin<&mut Self>, ctx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(ctx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        ctx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(ctx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, ctx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(ctx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, ctx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(ctx)
+    }
 }
 
 #[cfg(test)]

@@ -60,6 +60,12 @@ pub enum Refusal {
         /// What can be.
         limit: Tokens,
     },
+    /// The asker's certificate does not give it the right.
+    #[error("forbidden: {why}")]
+    Forbidden {
+        /// Who may.
+        why: String,
+    },
     /// The message does not read.
     #[error("malformed: {why}")]
     Malformed {
@@ -89,7 +95,14 @@ pub enum Refusal {
 impl Refusal {
     /// Whether another peer may do what this one refused.
     pub fn elsewhere(&self) -> bool {
-        !matches!(self, Self::Malformed { .. } | Self::TooLong { .. } | Self::Deadline | Self::Cancelled)
+        !matches!(
+            self,
+            Self::Forbidden { .. }
+                | Self::Malformed { .. }
+                | Self::TooLong { .. }
+                | Self::Deadline
+                | Self::Cancelled
+        )
     }
 
     fn row(&self) -> (Code, &'static str) {
@@ -100,6 +113,7 @@ impl Refusal {
             Self::Busy { .. } => (Code::ResourceExhausted, "busy"),
             Self::NotServing { .. } => (Code::Unavailable, "not-serving"),
             Self::TooLong { .. } => (Code::OutOfRange, "too-long"),
+            Self::Forbidden { .. } => (Code::PermissionDenied, "forbidden"),
             Self::Malformed { .. } => (Code::InvalidArgument, "malformed"),
             Self::Deadline => (Code::DeadlineExceeded, "deadline"),
             Self::Cancelled => (Code::Cancelled, "cancelled"),
@@ -112,6 +126,7 @@ impl Refusal {
     fn text(&self) -> String {
         match self {
             Self::NotServing { why }
+            | Self::Forbidden { why }
             | Self::Malformed { why }
             | Self::Unreachable { why }
             | Self::Failed { why } => cut(why),
@@ -162,6 +177,7 @@ impl From<Status> for Refusal {
             }
             (Some("not-serving"), _) => Self::NotServing { why },
             (Some("unreachable"), _) | (None, Code::Unavailable) => Self::Unreachable { why },
+            (_, Code::PermissionDenied) => Self::Forbidden { why },
             (_, Code::InvalidArgument) => Self::Malformed { why },
             (_, Code::DeadlineExceeded) => Self::Deadline,
             (_, Code::Cancelled) => Self::Cancelled,
@@ -206,6 +222,7 @@ mod tests {
             Refusal::Busy { retry: Duration::from_millis(1500) },
             Refusal::NotServing { why: why() },
             Refusal::TooLong { tokens: Tokens(9000), limit: Tokens(8192) },
+            Refusal::Forbidden { why: why() },
             Refusal::Malformed { why: why() },
             Refusal::Deadline,
             Refusal::Cancelled,

@@ -1,15 +1,16 @@
 //! Who may talk to whom: TLS 1.3 with certificates on both sides, for gRPC and bulk alike.
 //!
-//! A certificate names a *role* (`hypic-agent`, `hypic-router`) as its DNS name, never a host: pods come and
-//! go, and addresses from the topology must not have to be in certificates.
+//! A certificate names a *role* (`hypic-agent`, `hypic-router`, `hypic-operator`) as its DNS name, never a host:
+//! pods come and go, and addresses from the topology must not have to be in certificates.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
@@ -19,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::Error;
+use crate::follow::Live;
 
 /// rustls reads 4 KiB at a time from its socket; behind this buffer its CPU cost per byte falls by a third.
 const READ_BUFFER: usize = 256 << 10;
@@ -50,6 +52,41 @@ impl ServerRole {
     }
 }
 
+/// The DNS name of whoever steers the fleet. It serves nothing here, so no [`ServerRole`] stands for it.
+pub const OPERATOR: &str = "hypic-operator";
+
+/// Who is at the other end of a connection that came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// Not known: the fleet runs without TLS, and everybody may do everything.
+    Plain,
+    /// Whose certificate has these names, of the ones that mean something here.
+    Named(Vec<&'static str>),
+}
+
+impl Peer {
+    /// Whether it may push topologies and read counters: the operator, and the router's identity for fleets that
+    /// have no operator. An agent may not: it runs the code nearest to what clients send.
+    pub fn may_steer(&self) -> bool {
+        match self {
+            Self::Plain => true,
+            Self::Named(names) => {
+                names.iter().any(|name| [OPERATOR, ServerRole::Router.name()].contains(name))
+            }
+        }
+    }
+
+    fn of(certificate: Option<&CertificateDer<'_>>) -> Self {
+        let parsed = certificate.and_then(|certificate| ParsedCertificate::try_from(certificate).ok());
+        let has = |name: &&'static str| {
+            let (Some(parsed), Ok(server)) = (&parsed, ServerName::try_from(*name)) else { return false };
+            verify_server_name(parsed, &server).is_ok()
+        };
+        let known = [OPERATOR, ServerRole::Router.name(), ServerRole::Agent.name()];
+        Self::Named(known.into_iter().filter(has).collect())
+    }
+}
+
 /// What is spoken inside TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
@@ -76,10 +113,10 @@ pub enum Security {
     /// Not at all: only by an explicit flag.
     Plain,
     /// TLS 1.3, both sides known.
-    Tls(Arc<TlsContext>),
+    Tls(Arc<Live<TlsContext, Error>>),
 }
 
-/// Loaded certificates. Loading is apart from use, so that a later reload only swaps this value.
+/// Loaded certificates. Connections keep the ones that they began with.
 pub struct TlsContext {
     control: (Arc<ServerConfig>, Arc<ClientConfig>),
     bulk: (Arc<ServerConfig>, Arc<ClientConfig>),
@@ -91,6 +128,12 @@ impl TlsFiles {
     /// # Errors
     /// A file that is missing, is not PEM, or does not fit the others.
     pub fn load(&self) -> Result<Security, Error> {
+        let files = self.clone();
+        let paths = vec![self.cert.clone(), self.key.clone(), self.ca.clone()];
+        Ok(Security::Tls(Arc::new(Live::read(paths, move || files.context())?)))
+    }
+
+    fn context(&self) -> Result<TlsContext, Error> {
         let provider = Arc::new(provider());
         let mut roots = RootCertStore::empty();
         for certificate in read_certificates(&self.ca)? {
@@ -119,20 +162,38 @@ impl TlsFiles {
             Ok((Arc::new(server), Arc::new(client)))
         };
         let build = |source| Error::BuildTls { source };
-        let context =
-            TlsContext { control: make(b"h2").map_err(build)?, bulk: make(b"http/1.1").map_err(build)? };
-        Ok(Security::Tls(Arc::new(context)))
+        Ok(TlsContext { control: make(b"h2").map_err(build)?, bulk: make(b"http/1.1").map_err(build)? })
     }
 }
 
 impl Security {
+    /// Looks at the files every so often, for ever: new connections are made with what they hold. Files that do
+    /// not read, or do not fit each other, change nothing.
+    pub async fn follow_files(&self, every: Duration) {
+        let Self::Tls(context) = self else { return std::future::pending().await };
+        let tell = |read: Result<(), Error>| match read {
+            Ok(()) => tracing::info!("new certificates are in use"),
+            Err(error) => {
+                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                tracing::error!(%error, cause, "new certificates cannot be used; the former ones stay");
+            }
+        };
+        context.follow(every, tell).await;
+    }
+
     /// Takes a connection in, within [`HANDSHAKE`].
-    pub(crate) async fn accept(&self, stream: TcpStream, protocol: Protocol) -> io::Result<Box<dyn Io>> {
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+        protocol: Protocol,
+    ) -> io::Result<(Box<dyn Io>, Peer)> {
         stream.set_nodelay(true)?;
-        let Self::Tls(context) = self else { return Ok(Box::new(stream)) };
-        let acceptor = TlsAcceptor::from(Arc::clone(&context.of(protocol).0));
+        let Self::Tls(context) = self else { return Ok((Box::new(stream), Peer::Plain)) };
+        let acceptor = TlsAcceptor::from(Arc::clone(&context.now().of(protocol).0));
         let handshake = acceptor.accept_with(stream, |tls| tls.set_buffer_limit(Some(WRITE_BUFFER)));
-        Ok(Box::new(tokio::time::timeout(HANDSHAKE, handshake).await??))
+        let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
+        let peer = Peer::of(stream.get_ref().1.peer_certificates().and_then(<[_]>::first));
+        Ok((Box::new(stream), peer))
     }
 
     /// Opens a connection to a server of that role, within [`HANDSHAKE`].
@@ -144,7 +205,7 @@ impl Security {
     ) -> io::Result<Box<dyn Io>> {
         let Self::Tls(context) = self else { return Ok(Box::new(stream)) };
         let name = ServerName::try_from(role.name()).map_err(io::Error::other)?;
-        let connector = TlsConnector::from(Arc::clone(&context.of(protocol).1));
+        let connector = TlsConnector::from(Arc::clone(&context.now().of(protocol).1));
         let handshake = connector.connect(name, BufReader::with_capacity(READ_BUFFER, stream));
         Ok(Box::new(tokio::time::timeout(HANDSHAKE, handshake).await??))
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use hypic_domain::topology::Topology;
 use hypic_e2e::push::push;
 
 /// Pushes a topology file to the router and the agents of a local fleet.
@@ -21,15 +22,16 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let shown = args.topology.display();
     let text = fs::read_to_string(&args.topology).with_context(|| format!("read {shown}"))?;
-    let topology = serde_json::from_str(&text).with_context(|| format!("parse {shown}"))?;
+    let topology: Topology = serde_json::from_str(&text).with_context(|| format!("parse {shown}"))?;
     let mut refused = false;
     for pushed in push(&args.dir, &topology)? {
         let verdict = if pushed.accepted { "goes by it" } else { "REFUSED: is ahead" };
-        println!("{:<12} epoch {:<4} {verdict}", pushed.to, pushed.epoch);
+        println!("{:<12} epoch {:<4} revision {:<4} {verdict}", pushed.to, pushed.epoch, pushed.revision);
         refused |= !pushed.accepted;
     }
     if refused {
-        bail!("epoch {} is older than what part of the fleet goes by", topology.epoch);
+        let (epoch, revision) = topology.version();
+        bail!("epoch {epoch} revision {revision} is older than what part of the fleet goes by");
     }
     Ok(())
 }

@@ -219,6 +219,7 @@ impl<D: Device> Core<D> {
                 key: prompt.keys[place],
                 scope: prompt.scope,
                 ids: prompt.pieces[body.piece].ids.clone(),
+                publish: true,
             };
             if let Err(error) = self.want_build(age, &segment, None) {
                 self.fail_request(age, &error);

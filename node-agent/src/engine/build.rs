@@ -24,6 +24,7 @@ pub(super) struct Build<D: Device> {
     pub(super) age: Age,
     pub(super) key: SegmentKey,
     scope: Scope,
+    publish: bool,
     program: Program,
     head: TupleHead,
     /// Where its layers go for sequences of this engine.
@@ -118,7 +119,7 @@ impl<D: Device> Core<D> {
         segment: &Segment,
         listener: Option<BuildEvents>,
     ) -> Result<(), EngineError> {
-        let Segment { key, scope, ref ids } = *segment;
+        let Segment { key, scope, ref ids, publish } = *segment;
         if let Some(build) = self.builds.iter_mut().find(|build| build.key == key) {
             build.age = build.age.min(age);
             if let Some(listener) = listener {
@@ -141,6 +142,7 @@ impl<D: Device> Core<D> {
                 age,
                 key,
                 scope,
+                publish,
                 program,
                 head,
                 body,
@@ -238,11 +240,13 @@ impl<D: Device> Core<D> {
         for mut build in done {
             match build.writer.take().map(TupleWriter::finish) {
                 Some(Ok(tuple)) => {
-                    self.counters.built += 1;
-                    let begun = build.running.as_ref().map_or_else(Instant::now, |running| running.begun);
-                    let took = Millis(begun.elapsed().as_secs_f64() * 1e3);
-                    // Kept before anybody is told: who is told may ask for it.
-                    (self.publish)(BuiltTuple { tuple: tuple.clone(), scope: build.scope, took });
+                    if build.publish {
+                        self.counters.built += 1;
+                        let begun = build.running.as_ref().map_or_else(Instant::now, |running| running.begun);
+                        let took = Millis(begun.elapsed().as_secs_f64() * 1e3);
+                        // Kept before anybody is told: who is told may ask for it.
+                        (self.publish)(BuiltTuple { tuple: tuple.clone(), scope: build.scope, took });
+                    }
                     build.tell(BuildEvent::Built { tuple });
                 }
                 Some(Err(source)) => {

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use hypic_domain::flow::Origin;
 use hypic_domain::flow::{Mode, Order, Piece, TokenEvent};
-use hypic_domain::key::Scope;
+use hypic_domain::key::{Scope, SegmentKey};
 use hypic_domain::sampling::Sampling;
 use hypic_domain::unit::{Millis, Tokens};
 
-use super::{Engine, EngineError};
+use super::{BuildEvent, Engine, EngineError, Segment};
 
 /// Gauges and counters, as plain numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,6 +83,10 @@ pub struct Calibration {
     pub prefill: Vec<(Tokens, Millis)>,
     /// Milliseconds of a step that decodes so many streams.
     pub decode: Vec<(Tokens, Millis)>,
+    /// Tokens of one cold segment after the other in a second; 0 where the context is too short for one.
+    pub build_tokens_per_second: f64,
+    /// Share of the built segment's linear heads that store a `T`.
+    pub live_share: f64,
 }
 
 impl Calibration {
@@ -108,6 +112,8 @@ const PREFILL_ROWS: [u32; 3] = [64, 256, 1024];
 /// Tokens per timed answer.
 const DECODE_TOKENS: u32 = 8;
 const DECODE_STREAMS: [u32; 2] = [1, 4];
+/// Tokens of the timed segment: an ordinary document's.
+pub const SEGMENT_TOKENS: u32 = 512;
 
 impl Engine {
     /// Times builds and answers of made-up tokens. It takes the engine as it is: meant for a quiet one, before
@@ -116,8 +122,13 @@ impl Engine {
     /// # Errors
     /// What the engine says to its prompts.
     pub async fn calibrate(&self) -> Result<Calibration, EngineError> {
-        let mut calibration = Calibration { prefill: Vec::new(), decode: Vec::new() };
         let most = self.spec().context.0.saturating_sub(DECODE_TOKENS + 1);
+        let mut calibration = Calibration {
+            prefill: Vec::new(),
+            decode: Vec::new(),
+            build_tokens_per_second: self.time_build(most.min(SEGMENT_TOKENS)).await?,
+            live_share: self.load().live_share().unwrap_or(1.0),
+        };
         for rows in PREFILL_ROWS.into_iter().filter(|rows| *rows <= most) {
             // Once to warm up.
             self.time_prefill(rows.min(64)).await?;
@@ -127,6 +138,28 @@ impl Engine {
             calibration.decode.push((Tokens(streams), millis(self.time_decode(streams).await?)));
         }
         Ok(calibration)
+    }
+
+    /// Tokens per second of a build.
+    async fn time_build(&self, tokens: u32) -> Result<f64, EngineError> {
+        if tokens <= self.config().seam {
+            return Ok(0.0);
+        }
+        let mut took = Duration::ZERO;
+        // Once to warm up.
+        for _ in 0..2 {
+            let ids = self.calibration_ids(tokens);
+            let segment = Segment { key: SegmentKey([0; 32]), scope: Scope::PUBLIC, ids, publish: false };
+            let begun = Instant::now();
+            let mut builds = self.build([segment]);
+            while let Some(event) = builds.next().await {
+                if let BuildEvent::Failed { error, .. } = event {
+                    return Err(error);
+                }
+            }
+            took = begun.elapsed();
+        }
+        Ok(f64::from(tokens) / took.as_secs_f64().max(f64::MIN_POSITIVE))
     }
 
     async fn time_prefill(&self, rows: u32) -> Result<Duration, EngineError> {
@@ -150,9 +183,13 @@ impl Engine {
         Ok(begun.elapsed() / DECODE_TOKENS)
     }
 
-    fn calibration_order(&self, rows: u32, choices: usize, max_tokens: u32) -> Order {
+    fn calibration_ids(&self, count: u32) -> Vec<u32> {
         let vocab = self.spec().vocab as u32;
-        let ids = (0..rows).map(|place| place.wrapping_mul(2_654_435_761) % vocab).collect();
+        (0..count).map(|place| place.wrapping_mul(2_654_435_761) % vocab).collect()
+    }
+
+    fn calibration_order(&self, rows: u32, choices: usize, max_tokens: u32) -> Order {
+        let ids = self.calibration_ids(rows);
         let sampling = Sampling { temperature: 0.0, max_tokens: Tokens(max_tokens), ..Sampling::default() };
         Order {
             id: "calibration".into(),

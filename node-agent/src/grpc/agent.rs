@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use hypic_domain::id::Epoch;
-use hypic_domain::model::ModelSpec;
 use hypic_domain::topology::AgentRole;
 use hypic_wire::convert::order::{Addressed, BuildOrder};
 use hypic_wire::convert::tuple::{LeasedTuple, not_leased};
-use hypic_wire::convert::{identity, key, to_json};
+use hypic_wire::convert::{identity, key};
 use hypic_wire::proto;
 use hypic_wire::proto::agent_server::Agent as Service;
 use hypic_wire::proto::build_request::Message;
@@ -25,13 +24,10 @@ use crate::agent::Agent;
 use crate::builds;
 use crate::engine::EngineError;
 use crate::generate::generate;
+use crate::grpc::describe::describe;
 
 /// Build events that wait for the asker.
 const BUILD_EVENTS: usize = 64;
-/// Speed of the bulk transport that routers reckon with: an assumption (docs/gaps.md), 1 GB/s.
-const LINK_BYTES_PER_MS: f64 = 1e6;
-/// Time before its first byte, assumed as well.
-const LINK_FIXED_MS: f64 = 1.0;
 /// How soon a refused order may come again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -144,41 +140,6 @@ impl Service for AgentService {
         }
         Ok(Response::new(proto::ReleaseResponse {}))
     }
-}
-
-fn describe(agent: &Agent) -> Result<proto::DescribeResponse, Refusal> {
-    let load = agent.engine.load();
-    let spec: &ModelSpec = agent.engine.spec();
-    let points = |points: &[(hypic_domain::unit::Tokens, hypic_domain::unit::Millis)]| {
-        points.iter().map(|(rows, ms)| proto::CurvePoint { rows: rows.0, ms: ms.0 }).collect()
-    };
-    let calibration = agent.calibration.get().map(|measured| proto::Calibration {
-        prefill: points(&measured.prefill),
-        decode: points(&measured.decode),
-        link_bytes_per_ms: LINK_BYTES_PER_MS,
-        link_fixed_ms: LINK_FIXED_MS,
-    });
-    Ok(proto::DescribeResponse {
-        epoch: agent.membership.epoch().0,
-        agent: agent.membership.me.0.clone(),
-        incarnation: agent.membership.incarnation.0,
-        role: proto::AgentRole::from(agent.role).into(),
-        identity: agent.identity.0.to_vec(),
-        model_spec: to_json("model_spec", spec)?,
-        model_file: to_json("model_file", &agent.model)?,
-        ready: agent.ready().is_ok(),
-        load: Some(proto::Load {
-            rows_ahead: load.rows_ahead,
-            running: load.running as u32,
-            queued: load.queued as u32,
-            slots_free: load.slots_free as u32,
-            slots_total: load.slots_total as u32,
-            pages_free: load.pages_free as u64,
-            pages_total: load.pages_total as u64,
-        }),
-        calibration,
-        live_share: load.live_share().unwrap_or(1.0),
-    })
 }
 
 /// What an engine's error means to the asker.

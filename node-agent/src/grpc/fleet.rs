@@ -28,10 +28,17 @@ impl Fleet for FleetService {
         let pushed = request.into_inner().topology;
         let pushed = pushed.ok_or(Refusal::Malformed { why: "no topology".to_owned() })?;
         let pushed = Topology::try_from(pushed).map_err(Refusal::from)?;
-        let (epoch, accepted) = self.membership.adopt(pushed);
+        let ((epoch, revision), accepted) = self.membership.adopt(pushed);
         if accepted {
             self.index.adopt(&self.membership.topology());
         }
-        Ok(Response::new(proto::PushTopologyResponse { epoch: epoch.0, accepted }))
+        Ok(Response::new(proto::PushTopologyResponse { epoch: epoch.0, revision, accepted }))
+    }
+
+    async fn read_counters(
+        &self,
+        _: Request<proto::ReadCountersRequest>,
+    ) -> Result<Response<proto::ReadCountersResponse>, Status> {
+        Err(Status::unimplemented("an agent counts no requests: ask a router"))
     }
 }

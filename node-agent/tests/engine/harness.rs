@@ -88,7 +88,7 @@ impl Fixture {
 
 /// A segment as it is ordered to be built.
 pub(crate) fn to_build((key, ids): (SegmentKey, Vec<u32>)) -> Segment {
-    Segment { key, scope: Scope::PUBLIC, ids }
+    Segment { key, scope: Scope::PUBLIC, ids, publish: true }
 }
 
 pub(crate) fn tiny_dir() -> PathBuf {

@@ -128,7 +128,7 @@ mod tests {
         };
         let combine = combine.iter().map(|id| entry(id, AgentRole::Combine));
         let scatter = scatter.iter().map(|id| entry(id, AgentRole::Scatter));
-        Topology { epoch: Epoch(epoch), agents: combine.chain(scatter).collect() }
+        Topology { epoch: Epoch(epoch), revision: 0, agents: combine.chain(scatter).collect() }
     }
 
     #[test]

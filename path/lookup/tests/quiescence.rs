@@ -74,7 +74,7 @@ fn topology(epoch: u64, combine: u8) -> Topology {
         control: format!("[::1]:{agent}"),
         bulk: format!("[::1]:{agent}"),
     });
-    Topology { epoch: Epoch(epoch), agents: agents.collect() }
+    Topology { epoch: Epoch(epoch), revision: 0, agents: agents.collect() }
 }
 
 struct World {

@@ -19,7 +19,10 @@ fn now(place: Place) -> Option<Turn> {
 fn the_queue_is_bounded_and_says_when_to_come_back() {
     let admission = admission(1, 1);
     let running = now(admit(&admission, "a")).expect("runs at once");
+    assert_eq!(admission.oldest(), None);
+    let before = Instant::now();
     let waiting = admit(&admission, "a");
+    assert!(admission.oldest().is_some_and(|oldest| oldest >= before));
     let refusal = admission.admit(&TenantId::from("a"), None).err().expect("full");
     let Refusal::Admit { retry_after } = refusal else { panic!("{refusal}") };
     assert!(retry_after >= Duration::from_secs(1));
@@ -70,6 +73,7 @@ fn a_tenant_at_its_own_limit_does_not_hold_up_the_others() {
     let running = now(admission.admit(&one, Some(1)).expect("place")).expect("runs");
     let second = admission.admit(&one, Some(1)).expect("place");
     assert_eq!(admission.counts(), (1, 1));
+    assert_eq!(admission.oldest(), None, "more capacity would not help");
     let other = now(admit(&admission, "two")).expect("runs at once");
     drop(running);
     assert!(now(second).is_some());

@@ -9,7 +9,7 @@ use hypic_domain::model::ModelSpec;
 use hypic_domain::topology::AgentEntry;
 use hypic_domain::unit::Millis;
 use hypic_wire::channel::Channels;
-use hypic_wire::proto::{Calibration, DescribeRequest, DescribeResponse, Load};
+use hypic_wire::proto::{AgentState, Calibration, DescribeRequest, DescribeResponse, Load};
 use hypic_wire::status::Refusal as PeerRefusal;
 use hypic_wire::{Error as WireError, convert};
 
@@ -72,9 +72,23 @@ async fn describe(channels: &Channels, entry: &AgentEntry, epoch: u64) -> Result
 
 /// What an agent said, checked.
 fn from_description(response: DescribeResponse) -> Result<Seen, WireError> {
-    let DescribeResponse { incarnation, identity, model_spec, ready, load, calibration, live_share, .. } =
-        response;
-    let Load { rows_ahead, .. } = load.unwrap_or_default();
+    let DescribeResponse {
+        incarnation,
+        role,
+        identity,
+        model_spec,
+        ready,
+        load,
+        calibration,
+        live_share,
+        build_tokens_per_second,
+        index_partial,
+        model,
+        agent: id,
+        epoch: _,
+        model_file: _,
+    } = response;
+    let Load { rows_ahead, running, queued, builds, .. } = load.unwrap_or_default();
     let Calibration { prefill, link_bytes_per_ms, link_fixed_ms, .. } = calibration.unwrap_or_default();
     let spec: ModelSpec = convert::from_json("model_spec", &model_spec)?;
     Ok(Seen {
@@ -87,5 +101,17 @@ fn from_description(response: DescribeResponse) -> Result<Seen, WireError> {
         link_bytes_per_ms,
         link_fixed: Millis(link_fixed_ms),
         live_share: live_share.clamp(0.0, 1.0),
+        state: AgentState {
+            id,
+            role,
+            usable: ready,
+            build_tokens_per_second,
+            running,
+            queued,
+            builds,
+            index_partial,
+            incarnation,
+            model,
+        },
     })
 }

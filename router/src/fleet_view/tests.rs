@@ -6,7 +6,7 @@ fn entry(id: &str, role: AgentRole) -> AgentEntry {
 
 fn topology(epoch: u64, combine: &[&str]) -> Topology {
     let agents = combine.iter().map(|id| entry(id, AgentRole::Combine)).collect();
-    Topology { epoch: Epoch(epoch), agents }
+    Topology { epoch: Epoch(epoch), revision: 0, agents }
 }
 
 fn seen(identity: u8) -> Seen {
@@ -27,6 +27,7 @@ fn seen(identity: u8) -> Seen {
         link_bytes_per_ms: 0.0,
         link_fixed: Millis(0.0),
         live_share: 1.0,
+        state: AgentState::default(),
     }
 }
 
@@ -49,13 +50,24 @@ fn most_ready_combine_agents_choose_the_identity_and_others_are_left_out() {
 fn an_older_topology_is_refused_and_a_newer_one_keeps_what_is_known() {
     let view = FleetView::new(topology(5, &["a", "b"]));
     view.saw(&"a".into(), seen(1));
-    assert_eq!(view.adopt(topology(4, &["x"])), (Epoch(5), false));
-    assert_eq!(view.adopt(topology(6, &["a", "c"])), (Epoch(6), true));
+    assert_eq!(view.adopt(topology(4, &["x"])), ((Epoch(5), 0), false));
+    assert_eq!(view.adopt(topology(6, &["a", "c"])), ((Epoch(6), 0), true));
     let snapshot = view.snapshot();
     assert_eq!(snapshot.ring.epoch(), Epoch(6));
     assert!(snapshot.agent(&"a".into()).is_some());
     assert!(snapshot.agent(&"b".into()).is_none());
     assert!(snapshot.is_ready());
+}
+
+#[test]
+fn topologies_are_ordered_by_epoch_and_then_by_revision() {
+    let view = FleetView::new(topology(5, &["a"]));
+    let at = |epoch, revision| Topology { revision, ..topology(epoch, &["a"]) };
+    assert_eq!(view.adopt(at(5, 3)), ((Epoch(5), 3), true));
+    assert_eq!(view.adopt(at(5, 2)), ((Epoch(5), 3), false));
+    assert_eq!(view.adopt(at(4, 9)), ((Epoch(5), 3), false));
+    assert_eq!(view.adopt(at(5, 3)), ((Epoch(5), 3), true), "the same again is no news and no fault");
+    assert_eq!(view.adopt(at(6, 0)), ((Epoch(6), 0), true));
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(super) async fn metrics(State(front): State<Arc<Front>>) -> Result<Response,
     let (running, queued) = front.admission.counts();
     front.metrics.running.set(i64::try_from(running).unwrap_or(i64::MAX));
     front.metrics.queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
+    let oldest = front.admission.oldest().map_or(0.0, |oldest| oldest.elapsed().as_secs_f64());
+    front.metrics.admit_oldest_seconds.set(oldest);
     let text = front.metrics.text().map_err(|error| {
         tracing::error!(%error, "the metrics could not be written");
         Refusal::Internal

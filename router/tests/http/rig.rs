@@ -95,7 +95,7 @@ impl Rig {
             });
             agents.push(agent);
         }
-        let fleet = Arc::new(FleetView::new(Topology { epoch: Epoch(1), agents: entries }));
+        let fleet = Arc::new(FleetView::new(Topology { epoch: Epoch(1), revision: 0, agents: entries }));
         let channels = Arc::new(Channels::new(Security::Plain));
         poll::round(&fleet, &channels, Duration::from_secs(20)).await;
         let policy = Policy {

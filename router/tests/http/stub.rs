@@ -118,6 +118,9 @@ impl Agent for Stub {
             load: None,
             calibration: None,
             live_share: 1.0,
+            build_tokens_per_second: 1000.0,
+            index_partial: 0,
+            model: None,
         }))
     }
 

@@ -13,7 +13,7 @@ use super::counters::BulkCounters;
 use super::queue::Queue;
 use super::transfer::{Fetch, HttpTransfer};
 use super::{Lease, OnPart, PART_LIMIT, PartError, PullFrom, Transfer, Transport};
-use crate::address::HostPort;
+use crate::address::{HostPort, Resolver};
 use crate::tls::{Io, Protocol, Security, ServerRole};
 
 /// Bounds of the pulling side.
@@ -34,6 +34,7 @@ impl Default for PullLimits {
 /// Pulls parts by HTTP/1.1 range GETs.
 pub struct HttpPull {
     security: Security,
+    resolver: Resolver,
     limits: PullLimits,
     counters: Arc<BulkCounters>,
     senders: Mutex<HashMap<String, Sender>>,
@@ -55,12 +56,13 @@ impl Drop for Sender {
 pub(super) struct Dialer {
     address: HostPort,
     security: Security,
+    resolver: Resolver,
     connect: Duration,
 }
 
 impl Dialer {
     pub(super) async fn dial(&self) -> io::Result<Box<dyn Io>> {
-        let stream = tokio::time::timeout(self.connect, self.address.connect_bulk()).await??;
+        let stream = tokio::time::timeout(self.connect, self.address.connect_bulk(&self.resolver)).await??;
         self.security.open(stream, Protocol::Bulk, ServerRole::Agent).await
     }
 }
@@ -68,7 +70,11 @@ impl Dialer {
 impl HttpPull {
     /// No connection yet.
     pub fn new(security: Security, limits: PullLimits) -> Self {
-        Self { security, limits, counters: Arc::default(), senders: Mutex::default() }
+        Self::resolving(security, limits, Resolver::system())
+    }
+
+    pub(crate) fn resolving(security: Security, limits: PullLimits, resolver: Resolver) -> Self {
+        Self { security, resolver, limits, counters: Arc::default(), senders: Mutex::default() }
     }
 
     /// What was pulled.
@@ -94,6 +100,7 @@ impl HttpPull {
         let dialer = Arc::new(Dialer {
             address: endpoint.parse()?,
             security: self.security.clone(),
+            resolver: self.resolver.clone(),
             connect: self.limits.connect,
         });
         let queue = Arc::new(Queue::default());

@@ -121,7 +121,7 @@ impl BulkServer {
                         let (server, security) = (Arc::clone(&self), security.clone());
                         connections.spawn(async move {
                             match security.accept(stream, Protocol::Bulk).await {
-                                Ok(io) => server.connection(io).await,
+                                Ok((io, _peer)) => server.connection(io).await,
                                 Err(error) => tracing::debug!(%peer, %error, "refuse a bulk connection"),
                             }
                         });

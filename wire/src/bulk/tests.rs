@@ -13,6 +13,7 @@ use crate::tls::Security;
 use crate::tls::tests::Authority;
 
 mod broken;
+mod names;
 
 const KEY: SegmentKey = SegmentKey([3; 32]);
 const STALL: Duration = Duration::from_secs(2);

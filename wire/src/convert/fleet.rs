@@ -9,8 +9,8 @@ use crate::{Error, proto};
 
 impl From<Topology> for proto::Topology {
     fn from(topology: Topology) -> Self {
-        let Topology { epoch, agents } = topology;
-        Self { epoch: epoch.0, agents: agents.into_iter().map(Into::into).collect() }
+        let Topology { epoch, revision, agents } = topology;
+        Self { epoch: epoch.0, revision, agents: agents.into_iter().map(Into::into).collect() }
     }
 }
 
@@ -18,9 +18,9 @@ impl TryFrom<proto::Topology> for Topology {
     type Error = Error;
 
     fn try_from(topology: proto::Topology) -> Result<Self, Error> {
-        let proto::Topology { epoch, agents } = topology;
+        let proto::Topology { epoch, revision, agents } = topology;
         let agents = agents.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
-        Ok(Self { epoch: Epoch(epoch), agents })
+        Ok(Self { epoch: Epoch(epoch), revision, agents })
     }
 }
 

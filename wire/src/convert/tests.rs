@@ -100,6 +100,7 @@ fn a_topology_survives_the_wire_and_bad_addresses_do_not() {
     };
     let topology = Topology {
         epoch: Epoch(4),
+        revision: 9,
         agents: vec![
             entry("c", AgentRole::Combine, "c.pool:7001"),
             entry("s", AgentRole::Scatter, "10.0.0.1:7001"),

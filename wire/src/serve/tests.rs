@@ -1,3 +1,6 @@
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body_util::Full;
 use hypic_domain::id::Epoch;
@@ -7,12 +10,12 @@ use tonic::{Code, Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 use super::*;
-use crate::address::HostPort;
+use crate::address::{HostPort, Resolver};
 use crate::channel::Channels;
 use crate::proto;
 use crate::status::Refusal;
-use crate::tls::ServerRole;
 use crate::tls::tests::Authority;
+use crate::tls::{OPERATOR, ServerRole};
 
 /// An index whose answers have the asked size.
 struct Echo;
@@ -124,6 +127,87 @@ async fn a_peer_that_is_away_is_unreachable_and_found_again() {
     let listener = address.parse::<HostPort>().unwrap().listen().await.unwrap();
     tokio::spawn(serve(listener, Security::Plain, Routes::new(super::index(Echo)), std::future::pending()));
     index.locate(ask(1)).await.unwrap();
+}
+
+/// A resolver whose answer the test changes, as DNS does when a pod comes back; `None`: no such name.
+fn pool(now: &Arc<Mutex<Option<SocketAddr>>>) -> Resolver {
+    let now = Arc::clone(now);
+    Resolver::new(move |name| {
+        assert_eq!(name.to_string(), "combine-0.combine.ns.svc:7400");
+        let found = *now.lock().unwrap();
+        let found = found.map(|address| vec![address]);
+        Box::pin(std::future::ready(found.ok_or_else(|| io::ErrorKind::NotFound.into())))
+    })
+}
+
+#[tokio::test]
+async fn a_name_is_resolved_for_every_connection_and_one_that_is_unknown_yet_is_unreachable() {
+    let now = Arc::new(Mutex::new(None));
+    let channels = Channels::resolving(Security::Plain, pool(&now));
+    let mut index = channels.index("combine-0.combine.ns.svc:7400").unwrap();
+    for _ in 0..2 {
+        let status = index.locate(ask(1)).await.unwrap_err();
+        assert!(matches!(Refusal::from(status), Refusal::Unreachable { .. }));
+    }
+    for _ in 0..2 {
+        // Each life has a port of its own, as each life of a pod has an address of its own.
+        let served = serve_echo("127.0.0.1", Security::Plain).await;
+        *now.lock().unwrap() = Some(served.address.parse().unwrap());
+        // The first call after a death may still go to the dead connection.
+        let mut answered = false;
+        for _ in 0..100 {
+            answered = index.locate(ask(1)).await.is_ok();
+            if answered {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(answered);
+    }
+}
+
+/// Takes a push from whoever may steer.
+struct Steered;
+
+#[tonic::async_trait]
+impl Fleet for Steered {
+    async fn push_topology(
+        &self,
+        request: Request<proto::PushTopologyRequest>,
+    ) -> Result<Response<proto::PushTopologyResponse>, Status> {
+        check_steers(&request)?;
+        Ok(Response::default())
+    }
+
+    async fn read_counters(
+        &self,
+        _: Request<proto::ReadCountersRequest>,
+    ) -> Result<Response<proto::ReadCountersResponse>, Status> {
+        Err(Status::unimplemented("not in this test"))
+    }
+}
+
+#[tokio::test]
+async fn operator_and_router_may_steer_and_an_agent_may_not() {
+    let authority = Authority::new();
+    let push = async |server: Security, client: Security| {
+        let listener = HostPort { host: "127.0.0.1".to_owned(), port: 0 }.listen().await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(serve(listener, server, Routes::new(fleet(Steered)), std::future::pending()));
+        let channels = Channels::new(client);
+        let mut client = channels.fleet(&address, ServerRole::Agent).unwrap();
+        client.push_topology(proto::PushTopologyRequest::default()).await.map_err(Refusal::from)
+    };
+    let agent = || authority.security("hypic-agent");
+    for steers in [OPERATOR, "hypic-router"] {
+        push(agent(), authority.security(steers)).await.unwrap();
+    }
+    for not in ["hypic-agent", "somebody", "*.hypic-operator"] {
+        let refused = push(agent(), authority.security(not)).await.unwrap_err();
+        assert!(matches!(refused, Refusal::Forbidden { .. }), "{not}: {refused}");
+    }
+    push(Security::Plain, Security::Plain).await.unwrap();
+    assert!(check_steers(&Request::new(())).is_err(), "a call of unknown origin");
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ async fn round_trip(server: Security, client: Security, role: ServerRole) -> io:
     let address = listener.local_addr()?;
     let served = tokio::spawn(async move {
         let (stream, _) = listener.accept().await?;
-        let mut io = server.accept(stream, Protocol::Bulk).await?;
+        let (mut io, _peer) = server.accept(stream, Protocol::Bulk).await?;
         let byte = io.read_u8().await?;
         io.write_u8(byte).await?;
         io.flush().await
@@ -76,6 +76,36 @@ async fn a_server_must_have_the_role_that_is_asked_for() {
     let (agent, router) = (ours.security("hypic-agent"), ours.security("hypic-router"));
     assert!(round_trip(router.clone(), agent.clone(), ServerRole::Agent).await.is_err());
     round_trip(router, agent, ServerRole::Router).await.unwrap();
+}
+
+#[tokio::test]
+async fn new_files_are_used_for_new_connections_and_broken_ones_change_nothing() {
+    const OFTEN: Duration = Duration::from_millis(10);
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let files = ours.files("hypic-agent");
+    let security = files.load().unwrap();
+    let followed = security.clone();
+    let following = tokio::spawn(async move { followed.follow_files(OFTEN).await });
+    let (one, two) = (ours.security("hypic-router"), theirs.security("hypic-router"));
+    let from =
+        async |client: &Security| round_trip(security.clone(), client.clone(), ServerRole::Agent).await;
+    from(&one).await.unwrap();
+    assert!(from(&two).await.is_err());
+
+    std::fs::write(&files.key, "no key").unwrap();
+    tokio::time::sleep(10 * OFTEN).await;
+    from(&one).await.unwrap();
+
+    // All signed anew by another authority.
+    let new = theirs.files("hypic-agent");
+    for (from, to) in [(&new.cert, &files.cert), (&new.key, &files.key), (&new.ca, &files.ca)] {
+        std::fs::copy(from, to).unwrap();
+    }
+    while from(&two).await.is_err() {
+        tokio::time::sleep(OFTEN).await;
+    }
+    assert!(from(&one).await.is_err());
+    following.abort();
 }
 
 #[test]

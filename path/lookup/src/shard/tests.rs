@@ -10,7 +10,7 @@ fn topology(epoch: u64, combine: &[&str], scatter: &[&str]) -> Topology {
     };
     let combine = combine.iter().map(|id| entry(id, AgentRole::Combine));
     let scatter = scatter.iter().map(|id| entry(id, AgentRole::Scatter));
-    Topology { epoch: Epoch(epoch), agents: combine.chain(scatter).collect() }
+    Topology { epoch: Epoch(epoch), revision: 0, agents: combine.chain(scatter).collect() }
 }
 
 fn alone() -> Shard {
