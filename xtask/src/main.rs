@@ -1,8 +1,12 @@
 //! The project's commands: `cargo xtask --help`. CI calls the same ones.
 
+mod charts;
 mod clients;
+mod cluster;
 mod dag;
+mod debian;
 mod down;
+mod helm;
 mod shell;
 mod test;
 mod tidy;
@@ -26,6 +30,8 @@ enum Command {
     Up(up::UpArgs),
     /// Undo `up --keep`.
     Down,
+    /// A Kubernetes cluster to test and show on.
+    Cluster(cluster::ClusterArgs),
     /// Push a topology file to the fleet that `up --local --keep` left running.
     PushTopology {
         /// The file; its epoch must not be older than the fleet's.
@@ -43,6 +49,14 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
+    /// Charts, dashboards and rules, checked without a cluster.
+    Charts {
+        /// Make the dashboards anew.
+        #[arg(long)]
+        write: bool,
+    },
+    /// Ask a Prometheus every query of dashboards and rules, and draw the dashboards.
+    Panels(charts::PanelsArgs),
     /// Run a benchmark: `cargo xtask bench -- lpt`; `-- all --write docs/benchmarks/cpu.md` for the page.
     Bench {
         /// Arguments of `hypic-bench`.
@@ -55,6 +69,7 @@ fn main() -> Result<()> {
     match Args::parse().command {
         Command::Up(args) => up::up(&args),
         Command::Down => down::down(),
+        Command::Cluster(args) => cluster::cluster(&args),
         Command::PushTopology { file } => {
             shell::cargo(&["build", "--package", "hypic-e2e", "--bins"])?;
             let dir = shell::scratch().join("fleet");
@@ -66,6 +81,8 @@ fn main() -> Result<()> {
         Command::Lint => test::lint(),
         Command::Tidy => tidy::tidy(),
         Command::Dag { write } => dag::dag(write),
+        Command::Charts { write } => charts::charts(write),
+        Command::Panels(args) => charts::panels(&args),
         Command::Bench { args } => {
             shell::cargo(&[
                 "build",

@@ -5,13 +5,14 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::shell::{cargo, root, run, step};
-use crate::{clients, dag, tidy};
+use crate::{charts, clients, dag, tidy};
 
 /// Everything that needs no GPU, cheapest first.
 pub(crate) fn test() -> Result<()> {
     step("habits", tidy::tidy)?;
     step("who imports whom", || dag::dag(false))?;
     step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    step("charts, dashboards and rules", || charts::charts(false))?;
     step("lints", clippy)?;
     step("build", || cargo(&["build", "--workspace", "--bins", "--tests", "--locked"]))?;
     step("OpenAI clients", clients::install)?;

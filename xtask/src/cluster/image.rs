@@ -1,0 +1,102 @@
+//! Images without a registry or a build tool: `e2e/cluster/image/mkimage.py` writes a tar, containerd takes it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::cache::{cached, digest, folder};
+use super::daemon::quietly;
+use super::go;
+use crate::shell::{binary_path, cargo, root};
+
+/// The hypic image's tag unless another is asked for.
+pub(crate) const TAG: &str = "0.1.0";
+/// Its repository without a registry.
+const REPOSITORY: &str = "hypic.dev/hypic";
+/// Packages whose binaries are in it, by the folder of each.
+const PARTS: [(&str, &str); 3] =
+    [("router", "hypic-router"), ("node-agent", "hypic-node-agent"), ("operator", "hypic-operator")];
+/// Who the containers run as.
+const USER: &str = "65532:65532";
+
+/// An image in a file.
+pub(crate) struct Archive {
+    /// An OCI layout in a tar.
+    pub(crate) file: PathBuf,
+    /// What pods name it by.
+    pub(crate) reference: String,
+    /// Digest of what it was made from.
+    pub(crate) key: String,
+}
+
+/// The images that a cluster itself needs: the sandboxes' process, and CoreDNS.
+pub(crate) fn cluster() -> Result<Vec<Archive>> {
+    let source = root().join("e2e/cluster/image/pause.c");
+    let pause = folder().join("image/pause");
+    cached(&pause, &digest(std::slice::from_ref(&source))?, |part| {
+        quietly(Command::new("gcc").args(["-Os", "-static", "-s", "-o"]).arg(part).arg(&source))
+    })?;
+    Ok(vec![
+        make(
+            "pause",
+            "hypic.dev/pause:1",
+            &["--entrypoint=/pause", "--user=65535:65535"],
+            &[(pause, "/pause")],
+        )?,
+        make("kube", "hypic.dev/kube:1", &["--entrypoint=/kube"], &[(go::kube(), "/kube")])?,
+    ])
+}
+
+/// Router, agent and operator with the demo's model; `prefix` is a registry's host and path.
+pub(crate) fn hypic(prefix: Option<&str>, tag: &str) -> Result<Archive> {
+    let parts: Vec<_> =
+        PARTS.into_iter().filter(|(folder, _)| root().join(folder).join("Cargo.toml").exists()).collect();
+    let mut build = vec!["build", "--locked", "--bins"];
+    for (_, package) in &parts {
+        build.extend(["--package", package]);
+    }
+    cargo(&build)?;
+    let mut files = vec![(root().join("e2e/models/hypic-tiny"), "/models/hypic-tiny".to_owned())];
+    let mut libraries = Vec::new();
+    for (_, name) in &parts {
+        let built = binary_path(name);
+        if !built.exists() {
+            bail!("package '{name}' has no binary '{name}': {} is missing", built.display());
+        }
+        let stripped = folder().join("image").join(name);
+        cached(&stripped, &digest(std::slice::from_ref(&built))?, |part| {
+            quietly(Command::new("strip").arg("-o").arg(part).arg(&built))
+        })?;
+        libraries.push(format!("--libs={}", stripped.display()));
+        files.push((stripped, format!("/usr/local/bin/{name}")));
+    }
+    let user = format!("--user={USER}");
+    let mut flags = vec![user.as_str(), "--dir=tmp"];
+    flags.extend(libraries.iter().map(String::as_str));
+    let repository = prefix.map_or_else(|| REPOSITORY.to_owned(), |prefix| format!("{prefix}/hypic"));
+    let files: Vec<_> = files.iter().map(|(source, target)| (source.clone(), target.as_str())).collect();
+    make("hypic", &format!("{repository}:{tag}"), &flags, &files)
+}
+
+fn make(name: &str, reference: &str, flags: &[&str], files: &[(PathBuf, &str)]) -> Result<Archive> {
+    let script = root().join("e2e/cluster/image/mkimage.py");
+    let mut inputs = vec![script.clone()];
+    inputs.extend(files.iter().map(|(source, _)| source.clone()));
+    let targets: Vec<&str> = files.iter().map(|(_, target)| *target).collect();
+    let key = format!("{} {reference} {} {}", digest(&inputs)?, flags.join(" "), targets.join(" "));
+    let file = folder().join("images").join(name).with_extension("tar");
+    cached(&file, &key, |part| {
+        let mut command = Command::new("python3");
+        command.arg(&script).arg(part).arg(reference).args(flags);
+        for (source, target) in files {
+            command.arg(format!("--file={}={target}", source.display()));
+        }
+        quietly(&mut command)
+    })
+    .with_context(|| format!("make image {reference}"))?;
+    let size = fs::metadata(&file).with_context(|| format!("look at {}", file.display()))?.len();
+    println!("{reference}: {} MB", size / 1_000_000);
+    Ok(Archive { file, reference: reference.to_owned(), key })
+}

@@ -1,0 +1,185 @@
+//! Which cluster a command is for, and how it is reached.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+
+use super::cache::folder;
+use super::daemon::succeeds;
+use super::image::{self, Archive};
+use super::lab::Lab;
+use super::machine::on_path;
+use super::{registry, tools};
+use crate::shell::{run, step};
+
+/// Name of the kind cluster, and of its nodes' prefix.
+const KIND: &str = "hypic";
+
+/// Flags that choose a cluster.
+#[derive(Args, Clone)]
+pub(crate) struct TargetArgs {
+    /// A cluster in namespaces of this machine, the one of your KUBECONFIG, or one of 'kind'.
+    #[arg(long, value_enum, default_value_t = Which::Lab, global = true)]
+    cluster: Which,
+    /// Push images below this instead of loading them into nodes, e.g. registry.example.org/team.
+    #[arg(long, value_name = "HOST/PREFIX", global = true)]
+    registry: Option<String>,
+    /// Name of the lab; several can run beside each other.
+    #[arg(long, value_name = "NAME", env = "HYPIC_LAB", default_value = "lab", global = true)]
+    lab: String,
+}
+
+/// Kinds of clusters.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Which {
+    Lab,
+    Current,
+    Kind,
+}
+
+/// A cluster.
+pub(crate) enum Target {
+    /// In namespaces of this machine.
+    Lab(Lab),
+    /// Somebody else's, reached by the user's own KUBECONFIG.
+    Current {
+        /// Where its nodes pull images from.
+        registry: Option<String>,
+    },
+    /// One that the program 'kind' runs in containers.
+    Kind {
+        /// Where its nodes pull images from, if they are not loaded.
+        registry: Option<String>,
+    },
+}
+
+impl Target {
+    /// The target of the flags.
+    ///
+    /// # Errors
+    /// When the flags do not fit together.
+    pub(crate) fn new(args: &TargetArgs) -> Result<Self> {
+        let registry = args.registry.as_deref().map(|prefix| prefix.trim_end_matches('/').to_owned());
+        Ok(match args.cluster {
+            Which::Lab if registry.is_some() => {
+                bail!("--registry: the lab reaches no registry; its nodes get images directly")
+            }
+            Which::Lab => Self::Lab(Lab::new(&args.lab)?),
+            Which::Current => Self::Current { registry },
+            Which::Kind => Self::Kind { registry },
+        })
+    }
+
+    /// Starts the cluster, or makes sure that somebody else's answers.
+    pub(crate) fn up(&self, nodes: u8) -> Result<()> {
+        if let Self::Lab(lab) = self {
+            return lab.up(nodes);
+        }
+        step("kubectl and helm", tools::download_clients)?;
+        if matches!(self, Self::Kind { .. }) {
+            need_kind()?;
+            if !succeeds(self.client("kubectl").args(["get", "--raw=/readyz"])) {
+                step("create the kind cluster", || {
+                    let mut kind = Command::new("kind");
+                    run(kind.args(["create", "cluster", "--name", KIND, "--kubeconfig"]).arg(kind_config()))
+                })?;
+            }
+        }
+        step("reach the cluster", || run(self.client("kubectl").args(["get", "nodes"])))
+            .context("no cluster answers: check KUBECONFIG, or leave '--cluster' out for the lab")
+    }
+
+    /// Stops the cluster; somebody else's is left alone.
+    pub(crate) fn down(&self) -> Result<()> {
+        match self {
+            Self::Lab(lab) => lab.down(),
+            Self::Current { .. } => {
+                println!("the cluster of your KUBECONFIG is not ours to stop");
+                Ok(())
+            }
+            Self::Kind { .. } => {
+                need_kind()?;
+                let mut kind = Command::new("kind");
+                run(kind.args(["delete", "cluster", "--name", KIND, "--kubeconfig"]).arg(kind_config()))
+            }
+        }
+    }
+
+    /// kubectl, helm or another client, set to reach the cluster.
+    pub(crate) fn client(&self, program: &str) -> Command {
+        let ours = tools::clients().join(program);
+        let plain = if ours.exists() { Command::new(ours) } else { Command::new(program) };
+        match self {
+            Self::Lab(lab) => lab.client(program),
+            Self::Current { .. } => plain,
+            Self::Kind { .. } => {
+                let mut command = plain;
+                command.env("KUBECONFIG", kind_config());
+                command
+            }
+        }
+    }
+
+    /// Replaces this process by a command that reaches the cluster.
+    pub(crate) fn run(&self, command: &[String]) -> Result<()> {
+        match (self, command) {
+            (Self::Lab(lab), _) => lab.exec(command),
+            (_, [program, arguments @ ..]) => {
+                Err(self.client(program).args(arguments).exec()).with_context(|| format!("start {program}"))
+            }
+            (_, []) => bail!("run: no command"),
+        }
+    }
+
+    /// Builds the hypic image and brings it to where the nodes find it; returns what pods name it by.
+    pub(crate) fn images(&self, tag: &str) -> Result<String> {
+        let prefix = match self {
+            Self::Lab(lab) => {
+                lab.need_running()?;
+                None
+            }
+            Self::Current { registry: None } => {
+                bail!("--registry: say where the nodes of your cluster pull images from (HOST/PREFIX)")
+            }
+            Self::Current { registry } | Self::Kind { registry } => registry.as_deref(),
+        };
+        let image = step("build the hypic image", || image::hypic(prefix, tag))?;
+        step("bring it to the nodes", || self.deliver(&image))?;
+        Ok(image.reference)
+    }
+
+    fn deliver(&self, image: &Archive) -> Result<()> {
+        match self {
+            Self::Lab(lab) => {
+                let _lock = lab.lock()?;
+                for node in lab.nodes() {
+                    let news = if node.import(image)? { "imported" } else { "has it" };
+                    println!("{}: {news}", node.name());
+                }
+                Ok(())
+            }
+            Self::Kind { registry: None } => {
+                let mut kind = Command::new("kind");
+                run(kind.args(["load", "image-archive", "--name", KIND]).arg(&image.file))
+            }
+            Self::Current { .. } | Self::Kind { .. } => registry::push(image),
+        }
+    }
+}
+
+fn kind_config() -> PathBuf {
+    folder().join("kind.kubeconfig")
+}
+
+fn need_kind() -> Result<()> {
+    if !on_path("kind") {
+        bail!("--cluster kind: the program 'kind' is not on the PATH (https://kind.sigs.k8s.io)");
+    }
+    if !succeeds(Command::new("docker").arg("info")) {
+        bail!("--cluster kind: 'docker info' fails; kind runs its nodes in docker");
+    }
+    Ok(())
+}
