@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::history::{History, Seen};
-use super::law::{Ask, ask};
+use super::law::{Ask, Past, ask};
 use super::policy::{Mode, Policy, ScalingRules, ValidPolicy, seconds};
 use super::reason::Reason;
 use super::signal::Signal;
@@ -37,9 +37,11 @@ pub fn decide(
 ) -> Decision {
     let mut seen = history.observe(current, signal.usable_workers, now);
     let settled = seen.settled(Duration::from_secs_f64(signal.window_seconds.clamp(0.0, 3600.0)));
-    let mut ask = ask(policy, signal, current, settled);
-    if let Some(missing) = signal.missing(now) {
-        freeze(&mut ask, current, &missing);
+    let mut ask = ask(policy, signal, current, Past { settled, strain: seen.strain() });
+    match (signal.missing(now), ask.strain) {
+        (Some(missing), _) => freeze(&mut ask, current, &missing),
+        (None, Some(strain)) => seen.note_strain(strain),
+        (None, None) => {}
     }
     let idle_for = seen.idle(ask.idle);
     seen.recommend(ask.raw);

@@ -29,6 +29,8 @@ struct Life {
     /// When replicas or usable workers last changed.
     moved: Duration,
     idle_since: Option<Duration>,
+    /// When the queue was last too old, and cold tokens per second of one worker then.
+    strain: Option<(Duration, f64)>,
 }
 
 impl History {
@@ -49,6 +51,7 @@ impl History {
             usable,
             moved: now,
             idle_since: None,
+            strain: None,
         }));
         let now = now.max(life.last);
         life.last = now;
@@ -83,6 +86,17 @@ impl Seen<'_> {
     pub(super) fn idle(&mut self, idle: bool) -> Duration {
         self.life.idle_since = idle.then(|| self.life.idle_since.unwrap_or(self.now));
         self.life.idle_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since))
+    }
+
+    /// What was too much for one worker, in cold tokens per second, if that is remembered.
+    pub(super) fn strain(&self) -> Option<f64> {
+        let (at, strain) = self.life.strain?;
+        (self.now.saturating_sub(at) <= KEPT).then_some(strain)
+    }
+
+    /// Notes it.
+    pub(super) fn note_strain(&mut self, strain: f64) {
+        self.life.strain = Some((self.now, strain));
     }
 
     /// Notes a raw recommendation.

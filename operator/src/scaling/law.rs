@@ -3,7 +3,7 @@
 //! ```text
 //! demand     cold tokens/s ÷ (speed × target utilisation), rounded up
 //! SLO floor  (cold tokens/s + spare tokens/s that cold requests need) ÷ speed, rounded up
-//! queue age  one more than there are
+//! queue age  one more than were too few for this demand
 //! ```
 //!
 //! The largest counts. The speed of a worker is what it says, or what is seen of busy ones where that is less;
@@ -11,7 +11,8 @@
 //! as one server shared by all requests (processor sharing, Kleinrock 1967): one of `x` tokens takes
 //! `x ÷ (capacity − demand)`, so its time is inverse to the spare capacity. Not all of the time is building, so
 //! upwards the floor goes by one worker at a time and looks again, and it stops where building is too small
-//! a part to matter.
+//! a part to matter. A queue says that workers are too few, but not how many are enough: what was too much for
+//! one is remembered, so that the pool does not try it again in the same hour.
 
 use super::policy::Policy;
 use super::reason::{Reason, about};
@@ -34,28 +35,44 @@ pub(super) struct Ask {
     pub(super) idle: bool,
     /// Why, without the full stop.
     pub(super) because: String,
+    /// Cold tokens per second that are too much for one worker, where a queue shows it now.
+    pub(super) strain: Option<f64>,
 }
 
-/// What `signal` asks of a pool of `current` workers. `settled`: the signal is of these workers and no others.
-pub(super) fn ask(policy: &Policy, signal: &Signal, current: i32, settled: bool) -> Ask {
+impl Ask {
+    fn new(raw: i32, reason: Reason, because: String) -> Self {
+        Self { raw, reason, idle: false, because, strain: None }
+    }
+}
+
+/// What the law needs of the past.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Past {
+    /// The signal is of these workers and no others.
+    pub(super) settled: bool,
+    /// What was too much for one worker.
+    pub(super) strain: Option<f64>,
+}
+
+/// What `signal` asks of a pool of `current` workers.
+pub(super) fn ask(policy: &Policy, signal: &Signal, current: i32, past: Past) -> Ask {
     let cold = signal.cold_tokens_per_second.max(0.0);
     let activation = f64::from(policy.activation_cold_share_percent);
     let gate = if current <= policy.min_replicas { activation } else { activation * HYSTERESIS };
     if cold <= 0.0 || signal.cold_share_percent < gate {
         let share = about(signal.cold_share_percent);
         let because = format!("{share} % of segment tokens are cold, and workers are for {gate} % and more");
-        return Ask { raw: 0, reason: Reason::BelowColdShare, idle: true, because };
+        return Ask { idle: true, ..Ask::new(0, Reason::BelowColdShare, because) };
     }
     let known = signal.tokens_per_second_per_worker.filter(|speed| speed.is_finite() && *speed > 0.0);
     let Some(speed) = known else {
         let because = format!("{} cold tokens/s, but no agent tells its speed", about(cold));
-        return Ask { raw: current.max(1), reason: Reason::NoSpeedKnown, idle: false, because };
+        return Ask::new(current.max(1), Reason::NoSpeedKnown, because);
     };
-    let pool = Pool { policy, signal, current, cold, speed, settled };
-    [pool.slo_floor(), pool.queue_age()]
-        .into_iter()
-        .flatten()
-        .fold(pool.demand(), |most, ask| if ask.raw > most.raw { ask } else { most })
+    let pool = Pool { policy, signal, current, cold, speed, past };
+    let floors = [pool.slo_floor(), pool.queue_age()].into_iter().flatten();
+    let most = floors.fold(pool.demand(), |most, ask| if ask.raw > most.raw { ask } else { most });
+    Ask { strain: pool.strain(), ..most }
 }
 
 struct Pool<'a> {
@@ -64,7 +81,7 @@ struct Pool<'a> {
     current: i32,
     cold: f64,
     speed: f64,
-    settled: bool,
+    past: Past,
 }
 
 impl Pool<'_> {
@@ -84,7 +101,7 @@ impl Pool<'_> {
             about(exact),
             about(self.speed),
         );
-        Ask { raw, reason, idle: false, because }
+        Ask::new(raw, reason, because)
     }
 
     fn slo_floor(&self) -> Option<Ask> {
@@ -100,22 +117,40 @@ impl Pool<'_> {
         let raw = whole((self.cold + wanted.min(useful)) / self.speed);
         let because =
             format!("the 95th percentile of cold first tokens is {} ms of {slo} ms allowed", about(p95));
-        Some(Ask { raw, reason: Reason::SloFloor, idle: false, because })
+        Some(Ask::new(raw, Reason::SloFloor, because))
     }
 
     fn queue_age(&self) -> Option<Ask> {
-        let bound = f64::from(self.policy.max_queue_age_milliseconds?);
-        let age = 1000.0 * self.signal.queue_age_seconds;
-        if age <= bound || !self.workers_hold_up() {
-            return None;
+        self.policy.max_queue_age_milliseconds?;
+        let enough = self.strain().or(self.past.strain).map(|strain| (self.cold / strain).round() as i32 + 1);
+        let age = about(1000.0 * self.signal.queue_age_seconds);
+        match (self.queue_is_too_old(), enough) {
+            (true, enough) => {
+                let because = format!("a request waits for admission for {age} ms while workers are busy");
+                Some(Ask::new(enough.unwrap_or(0).max(self.current), Reason::QueueAge, because))
+            }
+            (false, Some(enough)) => {
+                let because = "with fewer the queue was too old within the last hour".to_owned();
+                Some(Ask::new(enough, Reason::QueueAge, because))
+            }
+            (false, None) => None,
         }
-        let because = format!("a request waits {} ms for admission of {bound} ms allowed", about(age));
-        Some(Ask { raw: self.one_more(), reason: Reason::QueueAge, idle: false, because })
+    }
+
+    fn queue_is_too_old(&self) -> bool {
+        let bound = self.policy.max_queue_age_milliseconds.map(f64::from);
+        bound.is_some_and(|bound| 1000.0 * self.signal.queue_age_seconds > bound) && self.workers_hold_up()
+    }
+
+    /// Cold tokens per second of one worker, where that is too much now.
+    fn strain(&self) -> Option<f64> {
+        let shown = self.past.settled && self.queue_is_too_old();
+        shown.then(|| self.cold / f64::from(self.current.max(1)))
     }
 
     /// One worker more, once the last change has shown what it does.
     fn one_more(&self) -> i32 {
-        self.current.saturating_add(i32::from(self.settled))
+        self.current.saturating_add(i32::from(self.past.settled))
     }
 
     /// Tokens per second of the workers that are up.

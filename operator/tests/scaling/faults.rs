@@ -182,3 +182,25 @@ fn a_restart_of_the_operator_lowers_nothing_for_a_window() {
     // A window of whole signals; the first takes 15 s.
     assert_eq!(lowered, Some(315));
 }
+
+#[test]
+fn what_a_queue_taught_is_kept_for_an_hour() {
+    let mut scene = Scene::at(4).under(|policy| policy.max_queue_age_milliseconds = Some(500)).needs(4.0);
+    scene.signal.queue_age_seconds = 2.0;
+    assert_eq!(scene.decide().desired, 5, "four were too few");
+    scene.current = 5;
+    let mut scene = scene.needs(4.0);
+    let mut kept = 0;
+    while scene.decide().raw == 5 {
+        kept += 5;
+        scene.now += s(5);
+    }
+    assert_eq!(kept, 3605);
+    // For half of the demand it is half of them and one.
+    let mut scene = Scene::at(4).under(|policy| policy.max_queue_age_milliseconds = Some(500)).needs(4.0);
+    scene.signal.queue_age_seconds = 2.0;
+    scene.decide();
+    let halved = scene.needs(2.0).decide();
+    assert_eq!(halved.raw, 3);
+    assert!(halved.message.contains("with fewer the queue was too old"), "{}", halved.message);
+}

@@ -140,11 +140,16 @@ fn an_slo_that_workers_cannot_meet_does_not_run_to_the_maximum() {
     });
 }
 
+/// At 100 % use demand alone asks for four workers that are nearly always busy, and the queue grows.
 #[test]
 fn a_bound_on_the_queue_is_kept() {
-    let policy = Policy { max_queue_age_milliseconds: Some(500), ..policy() };
-    simulate("queue 500 ms", &Setup::default(), &policy, |outcome| {
-        assert!((6..=8).contains(&outcome.end()) && outcome.p95(3000, 3600) <= 1000);
+    let full = Policy { target_utilization_percent: 100, ..policy() };
+    let setup = Setup { admitted: 6, ..Setup::default() };
+    simulate("100 % use", &setup, &full, |outcome| assert!(outcome.p95(3000, 3600) > 1000));
+    let bounded = Policy { max_queue_age_milliseconds: Some(500), ..full };
+    simulate("100 % use, queue 500 ms", &setup, &bounded, |outcome| {
+        assert!((5..=8).contains(&outcome.end()) && outcome.p95(3000, 3600) <= 1000);
+        assert!(outcome.turns() <= 8);
     });
 }
 

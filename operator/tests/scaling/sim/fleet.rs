@@ -16,8 +16,6 @@ const SEGMENTS: u64 = 16;
 const TOKENS: u64 = 500;
 /// Milliseconds of a request that are not building.
 const REST_MS: u64 = 200;
-/// Requests in work at one time; the others wait for admission.
-const ADMITTED: usize = 64;
 /// Arrivals are drawn once in so many milliseconds.
 const SLOT_MS: u64 = 10;
 const PULL_MS: u64 = 5000;
@@ -31,6 +29,8 @@ pub(crate) struct Setup {
     /// Tokens per second that workers say they build, and that they do.
     pub(crate) told: f64,
     pub(crate) speed: f64,
+    /// Requests in work at one time; the others wait for admission.
+    pub(crate) admitted: usize,
     /// Seconds until a worker is up.
     pub(crate) start_up: u64,
     /// Whether a router (of three) answers the operator at this second.
@@ -48,6 +48,7 @@ impl Default for Setup {
             seconds: 3600,
             told: 4000.0,
             speed: 4000.0,
+            admitted: 64,
             start_up: 45,
             answers: |_, _| true,
             restart: None,
@@ -234,7 +235,7 @@ impl Fleet {
 
     /// The oldest waiting requests are placed while there is room.
     fn admit(&mut self) {
-        while self.admitted < ADMITTED {
+        while self.admitted < self.setup.admitted {
             let oldest = (0..self.routers.len())
                 .filter_map(|router| self.routers[router].waiting.front().map(|&arrived| (arrived, router)))
                 .min();
