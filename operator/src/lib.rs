@@ -1,0 +1,3 @@
+//! The operator: observe → validate → plan → apply → report, for each kind.
+
+pub mod scaling;
