@@ -32,8 +32,11 @@ def number(value, unit):
     return f"{value:.3g}{' /s' if unit in ('ops', 'reqps') else ''}"
 
 
-def ticks(top):
+def ticks(top, unit):
     """Round values from 0 to at least `top`."""
+    if unit in ("bytes", "Bps") and top >= 1024:
+        scale = 1024 ** int(math.log(top, 1024))
+        return [scale * mark for mark in ticks(top / scale, "short")]
     step = 10 ** math.floor(math.log10(top / 4))
     step = next(step * factor for factor in (1, 2, 2.5, 5, 10) if step * factor * 4 >= top * 0.999)
     return [step * index for index in range(5)]
@@ -55,16 +58,16 @@ def stat(series, unit, width, height):
     return "".join(parts)
 
 
-def lines(series, unit, stacked, width, height):
+def lines(series, unit, stacked, span, width, height):
     """Lines over time with axes and a legend of the largest."""
+    series = sorted(series, key=lambda one: -max(value for _, value in one[1]))
+    legend = [f"{name or 'value'}: {number(points[-1][1], unit)}" for name, points in series]
     if stacked:
         series = stack(series)
-    series = sorted(series, key=lambda one: -one[1][-1][1]) if not stacked else series
     rows = min(len(series), SHOWN_IN_LEGEND)
     left, right, head, foot = 70, width - 10, 30, height - 26 - LEGEND_ROW * ((rows + 1) // 2)
-    first = min(points[0][0] for _, points in series)
-    last = max(max(points[-1][0] for _, points in series), first + 1)
-    marks = ticks(max(max(value for _, value in points) for _, points in series) or 1)
+    first, last = span
+    marks = ticks(max(max(value for _, value in points) for _, points in series) or 1, unit)
 
     def across(at):
         return left + (right - left) * (at - first) / (last - first)
@@ -80,7 +83,7 @@ def lines(series, unit, stacked, width, height):
         at = first + (last - first) * part / 4
         anchor = {0: "start", 4: "end"}.get(part, "middle")
         parts.append(text(across(at), foot + 14, time.strftime("%H:%M:%S", time.gmtime(at)), 11, anchor=anchor))
-    for index, (name, points) in enumerate(series):
+    for index, (_, points) in enumerate(series):
         colour = COLOURS[index % len(COLOURS)]
         path = " ".join(f"{across(at):.1f},{up(value):.1f}" for at, value in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
@@ -88,7 +91,7 @@ def lines(series, unit, stacked, width, height):
             more = f" and {len(series) - rows} more" if index == rows - 1 and len(series) > rows else ""
             x, y = left + (right - left) / 2 * (index % 2), foot + 32 + LEGEND_ROW * (index // 2)
             parts.append(f'<rect x="{x:.0f}" y="{y - 8:.0f}" width="10" height="3" fill="{colour}"/>')
-            parts.append(text(x + 15, y - 2, f"{name or 'value'}: {number(points[-1][1], unit)}{more}", 11))
+            parts.append(text(x + 15, y - 2, legend[index] + more, 11))
     return "".join(parts)
 
 
@@ -104,7 +107,7 @@ def stack(series):
     return result
 
 
-def panel_svg(panel, series):
+def panel_svg(panel, series, span):
     """One panel in its place."""
     place = panel["gridPos"]
     width, height = place["w"] * CELL_WIDTH - GAP, place["h"] * CELL_HEIGHT - GAP
@@ -121,7 +124,7 @@ def panel_svg(panel, series):
         parts.append(stat(series, unit, width, height))
     else:
         stacked = defaults.get("custom", {}).get("stacking", {}).get("mode") == "normal"
-        parts.append(lines(series, unit, stacked, width, height))
+        parts.append(lines(series, unit, stacked, span, width, height))
     return "".join(parts) + "</g>"
 
 
@@ -130,7 +133,9 @@ def picture(dashboard, shown, file):
     panels = dashboard["panels"]
     width = 24 * CELL_WIDTH + 20
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels) * CELL_HEIGHT + 56
-    body = "".join(panel_svg(panel, shown.get(panel["id"], [])) for panel in panels)
+    times = [at for series in shown.values() for _, points in series for at, _ in (points[0], points[-1])]
+    span = (min(times), max(max(times), min(times) + 1)) if times else (0, 1)
+    body = "".join(panel_svg(panel, shown.get(panel["id"], []), span) for panel in panels)
     page = (
         '<!doctype html><meta charset="utf-8"><style>body{margin:0;background:#111217}text{font-family:sans-serif}</style>'
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
