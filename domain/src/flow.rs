@@ -205,8 +205,6 @@ pub struct Reason {
 pub struct Placement {
     /// Composes and decodes.
     pub combine: AgentId,
-    /// Agents to try in turn when that one is gone before the first byte.
-    pub fallbacks: Vec<AgentId>,
     /// Tokens covered by the exact snapshot to start from; 0 for none.
     pub snapshot: Tokens,
     /// Beside each piece; `None` for live ones and those that the snapshot covers.

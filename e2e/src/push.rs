@@ -1,9 +1,8 @@
-//! Pushing a topology to a local fleet, as the operator does on a cluster: routers first, since an agent
-//! refuses to describe itself to whoever is behind.
+//! Steering a local fleet, as the operator does on a cluster: pushing a topology, to routers first, since an agent
+//! refuses to describe itself to whoever is behind; reading the router's counters.
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use hypic_domain::topology::Topology;
@@ -39,18 +38,16 @@ pub struct Pushed {
 /// # Errors
 /// The fleet's files, or a part that does not answer.
 pub fn push(dir: &Path, topology: &Topology) -> Result<Vec<Pushed>> {
-    let text = fs::read_to_string(dir.join("fleet.json")).context("read fleet.json: does a fleet run?")?;
-    let addresses: Addresses = serde_json::from_str(&text).context("parse fleet.json")?;
-    let tls = dir.join("tls");
-    let files = TlsFiles {
-        cert: tls.join("hypic-router.crt"),
-        key: tls.join("hypic-router.key"),
-        ca: tls.join("ca.crt"),
-    };
-    let security = files.load().context("load the fleet's TLS files")?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let channels = Arc::new(Channels::new(security));
+    push_as(dir, "hypic-router", topology)
+}
+
+/// The same with another certificate of the fleet.
+///
+/// # Errors
+/// As [`push`]; a part refuses names that may not steer it.
+pub fn push_as(dir: &Path, name: &str, topology: &Topology) -> Result<Vec<Pushed>> {
+    let (addresses, channels) = reach(dir, name)?;
+    runtime()?.block_on(async {
         let agents = topology.agents.iter().map(|agent| (agent.id.0.as_str(), agent.control.as_str()));
         let mut parts = vec![("router", addresses.router_control.as_str(), ServerRole::Router)];
         parts.extend(agents.map(|(id, control)| (id, control, ServerRole::Agent)));
@@ -64,4 +61,35 @@ pub fn push(dir: &Path, topology: &Topology) -> Result<Vec<Pushed>> {
         }
         Ok(pushed)
     })
+}
+
+/// What the router has counted since it started.
+///
+/// # Errors
+/// The fleet's files, or a router that does not answer.
+pub fn counters(dir: &Path) -> Result<proto::ReadCountersResponse> {
+    let (addresses, channels) = reach(dir, "hypic-router")?;
+    runtime()?.block_on(async {
+        let mut client = channels.fleet(&addresses.router_control, ServerRole::Router)?;
+        let answer =
+            client.read_counters(proto::ReadCountersRequest {}).await.context("read the counters")?;
+        Ok(answer.into_inner())
+    })
+}
+
+/// Where the fleet is, and connections to it as `name`.
+fn reach(dir: &Path, name: &str) -> Result<(Addresses, Channels)> {
+    let text = fs::read_to_string(dir.join("fleet.json")).context("read fleet.json: does a fleet run?")?;
+    let addresses: Addresses = serde_json::from_str(&text).context("parse fleet.json")?;
+    let tls = dir.join("tls");
+    let files = TlsFiles {
+        cert: tls.join(format!("{name}.crt")),
+        key: tls.join(format!("{name}.key")),
+        ca: tls.join("ca.crt"),
+    };
+    Ok((addresses, Channels::new(files.load().context("load the fleet's TLS files")?)))
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")
 }

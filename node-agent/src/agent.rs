@@ -1,7 +1,7 @@
 //! All that the services of one agent share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use hypic_domain::flow::ColdReason;
 use hypic_domain::key::{Identity, Scope, SegmentKey};
@@ -10,6 +10,7 @@ use hypic_domain::topology::AgentRole;
 use hypic_domain::unit::Millis;
 use hypic_scatter::Scatter;
 use hypic_store::{Hit, Store, StoredTuple};
+use hypic_wire::bulk::BulkCounters;
 use hypic_wire::status::Refusal;
 
 use crate::engine::{Calibration, Engine};
@@ -44,10 +45,20 @@ pub struct Agent {
     pub leases: Arc<Leases>,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// What was pulled from peers and served to them.
+    pub bulk: Bulk,
     /// Measured before it serves.
-    pub calibration: OnceLock<Calibration>,
+    pub calibration: Calibration,
     /// It stops taking work.
     pub draining: AtomicBool,
+}
+
+/// Both sides of the bulk transport, counted.
+pub struct Bulk {
+    /// The receiving side.
+    pub pulled: Arc<BulkCounters>,
+    /// The sending side.
+    pub served: Arc<BulkCounters>,
 }
 
 impl Agent {
@@ -60,8 +71,8 @@ impl Agent {
         if self.draining.load(Ordering::Relaxed) {
             return waits("draining");
         }
-        if self.calibration.get().is_none() {
-            return waits("calibrating");
+        if self.membership.named().is_none() {
+            return waits("not in the topology any more");
         }
         Ok(())
     }
@@ -100,9 +111,6 @@ impl Agent {
 
     /// Predicted time to build a segment of so many tokens.
     fn saved(&self, tokens: usize) -> Millis {
-        match self.calibration.get() {
-            Some(calibration) => calibration.prefill_of(tokens),
-            None => Millis(tokens as f64),
-        }
+        self.calibration.prefill_of(tokens)
     }
 }

@@ -7,18 +7,21 @@ use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Parser};
 use hypic_domain::id::AgentId;
 use hypic_domain::serving::ModelFile;
-use hypic_domain::topology::{AgentEntry, Topology};
-use hypic_wire::tls::{Security, TlsFiles};
+use hypic_domain::topology::Topology;
+use hypic_wire::address::HostPort;
+use hypic_wire::process::TlsArgs;
+use hypic_wire::tls::Security;
+use hypic_wire::topology_file::TopologyFile;
 use serde::de::DeserializeOwned;
 
 /// Serves one model on this machine's devices: composes, decodes, builds, keeps tuples.
 #[derive(Debug, Parser)]
 #[command(name = "hypic-node-agent", version)]
 pub struct Args {
-    /// This agent's name in the topology.
+    /// This agent's name in the topology. Until it is there the agent waits.
     #[arg(long, env = "HYPIC_AGENT_ID")]
     id: AgentId,
-    /// Topology file (JSON); newer topologies are pushed.
+    /// Topology file (JSON), read again when it changes; newer topologies are pushed too.
     #[arg(long, env = "HYPIC_TOPOLOGY_FILE")]
     topology: PathBuf,
     /// Model file (JSON): checkpoint folder, seam, segment sizes, formats, policy.
@@ -29,7 +32,7 @@ pub struct Args {
     #[command(flatten)]
     memory: Memory,
     #[command(flatten)]
-    tls: Tls,
+    tls: TlsArgs,
     /// Send spans to this OTLP endpoint, such as http://collector:4317.
     #[arg(long, env = "HYPIC_OTLP_ENDPOINT")]
     otlp: Option<String>,
@@ -42,17 +45,17 @@ pub struct Args {
 }
 
 /// Where it listens.
-#[derive(Debug, ClapArgs)]
+#[derive(Clone, Debug, ClapArgs)]
 pub struct Listen {
     /// `host:port` for gRPC.
     #[arg(long, env = "HYPIC_CONTROL_LISTEN", default_value = "[::]:7400")]
-    pub control_listen: String,
+    pub control_listen: HostPort,
     /// `host:port` for tensor bytes.
     #[arg(long, env = "HYPIC_BULK_LISTEN", default_value = "[::]:7401")]
-    pub bulk_listen: String,
+    pub bulk_listen: HostPort,
     /// `host:port` for probes and metrics.
     #[arg(long, env = "HYPIC_HTTP_LISTEN", default_value = "[::]:7402")]
-    pub http_listen: String,
+    pub http_listen: HostPort,
 }
 
 /// How much it may take.
@@ -87,29 +90,14 @@ pub struct Memory {
     pub data_dir: Option<PathBuf>,
 }
 
-/// Identity of this process.
-#[derive(Debug, ClapArgs)]
-pub struct Tls {
-    /// Certificate chain, PEM.
-    #[arg(long, env = "HYPIC_TLS_CERT", required_unless_present = "plain")]
-    tls_cert: Option<PathBuf>,
-    /// Private key, PEM.
-    #[arg(long, env = "HYPIC_TLS_KEY", required_unless_present = "plain")]
-    tls_key: Option<PathBuf>,
-    /// The fleet's CA, PEM.
-    #[arg(long, env = "HYPIC_TLS_CA", required_unless_present = "plain")]
-    tls_ca: Option<PathBuf>,
-    /// No TLS: for networks that are closed or encrypted already.
-    #[arg(long, env = "HYPIC_PLAIN", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
-    plain: bool,
-}
-
 /// Flags and files, checked.
 pub struct Config {
-    /// This agent.
-    pub me: AgentEntry,
+    /// This agent's name in the topology.
+    pub id: AgentId,
     /// The topology to start from.
     pub topology: Topology,
+    /// Where newer ones may come from.
+    pub topology_file: TopologyFile,
     /// How the model is served.
     pub model: ModelFile,
     /// Where it listens.
@@ -130,9 +118,10 @@ impl Args {
     /// Reads the files and checks that they fit together.
     ///
     /// # Errors
-    /// A file that cannot be read or parsed, or an agent that is not in the topology.
+    /// A file that cannot be read or parsed, or flags that make no sense.
     pub fn check(self) -> Result<Config> {
-        let topology: Topology = read(&self.topology, "topology file")?;
+        let topology_file = TopologyFile::new(self.topology);
+        let topology = topology_file.read().context("start from the topology file")?;
         let model: ModelFile = read(&self.model, "model file")?;
         if model.segment_min.0 == 0 || model.segment_max < model.segment_min {
             bail!("{}: segment_min must be at least 1 and at most segment_max", self.model.display());
@@ -140,16 +129,14 @@ impl Args {
         if self.memory.slots == 0 || self.memory.step_rows == 0 {
             bail!("slots and step rows must be at least 1");
         }
-        let me = topology.agent(&self.id).cloned().with_context(|| {
-            format!("agent '{}' is not in {} (epoch {})", self.id, self.topology.display(), topology.epoch)
-        })?;
         Ok(Config {
-            me,
+            id: self.id,
             topology,
+            topology_file,
             model,
             listen: self.listen,
             memory: self.memory,
-            security: self.tls.security()?,
+            security: self.tls.security().context("load the TLS files")?,
             otlp: self.otlp,
             log: self.log,
             drain: std::time::Duration::from_secs(self.drain_seconds),
@@ -157,19 +144,33 @@ impl Args {
     }
 }
 
-impl Tls {
-    fn security(self) -> Result<Security> {
-        match (self.tls_cert, self.tls_key, self.tls_ca) {
-            (Some(cert), Some(key), Some(ca)) => {
-                TlsFiles { cert, key, ca }.load().context("load the TLS files")
-            }
-            _ if self.plain => Ok(Security::Plain),
-            _ => bail!("give --tls-cert, --tls-key and --tls-ca together, or --plain"),
-        }
-    }
-}
-
 fn read<T: DeserializeOwned>(path: &Path, what: &str) -> Result<T> {
     let text = fs::read_to_string(path).with_context(|| format!("read the {what} {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("parse the {what} {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed_and_addresses_are_checked_at_once() {
+        <Args as clap::CommandFactory>::command().debug_assert();
+        let parse = |address: &str| {
+            let base = ["hypic-node-agent", "--id", "a", "--topology", "t", "--model", "m", "--plain"];
+            Args::try_parse_from(base.iter().chain(&["--bulk-listen", address]))
+        };
+        assert!(parse("[::1]:0").is_ok());
+        assert!(parse("::1").is_err_and(|error| error.to_string().contains("--bulk-listen")));
+    }
+
+    #[test]
+    fn no_variable_of_ours_can_come_from_a_service() {
+        // Kubernetes sets NAME_SERVICE_HOST, NAME_SERVICE_PORT(_X), NAME_PORT and NAME_PORT_(...) for every Service.
+        let command = <Args as clap::CommandFactory>::command();
+        for name in command.get_arguments().filter_map(|arg| arg.get_env()?.to_str()) {
+            let name = format!("{name}_");
+            assert!(!name.contains("_PORT_") && !name.contains("_SERVICE_HOST_"), "{name}");
+        }
+    }
 }

@@ -1,20 +1,23 @@
 //! This agent's share of the segment index: the slots it owns, and the announcements of what it has.
 
+mod admit;
 mod announce;
 mod ask;
 mod convert;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use ask::Owners;
 use hypic_domain::id::AgentId;
 use hypic_domain::key::SegmentKey;
-use hypic_domain::topology::Topology;
 use hypic_lookup::{Announcer, Change, Counts, Granted, Limits, Ring, Shard};
 use hypic_wire::proto;
 use hypic_wire::status::Refusal;
 use tokio::sync::Notify;
+
+use admit::Admission;
 
 use crate::membership::Membership;
 
@@ -23,10 +26,14 @@ const REPLICAS: usize = 2;
 
 /// Shard and announcer of one agent. Locks are held for look-ups only, never across an await.
 pub struct Index {
-    membership: Arc<Membership>,
+    /// The fleet.
+    pub membership: Arc<Membership>,
     shard: Mutex<Shard>,
     announcer: Mutex<Announcer>,
     news: Notify,
+    admission: Admission,
+    /// The process ends: nothing is announced any more.
+    leaving: AtomicBool,
 }
 
 impl Index {
@@ -35,12 +42,16 @@ impl Index {
         let topology = membership.topology();
         let me = membership.me.clone();
         let ring = Arc::new(Ring::new(&topology, REPLICAS));
-        Self {
+        let index = Self {
             shard: Mutex::new(Shard::new(me.clone(), &topology, REPLICAS, Limits::default())),
             announcer: Mutex::new(Announcer::new(me, membership.incarnation, ring)),
             news: Notify::new(),
+            admission: Admission::default(),
+            leaving: AtomicBool::new(false),
             membership,
-        }
+        };
+        index.stay_or_go();
+        index
     }
 
     fn shard(&self) -> MutexGuard<'_, Shard> {
@@ -57,15 +68,32 @@ impl Index {
         self.news.notify_waiters();
     }
 
+    /// Takes back all that was announced, for good.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+        self.stay_or_go();
+    }
+
+    /// What an agent that is not in the topology holds is nobody's business: it will be gone soon.
+    fn stay_or_go(&self) {
+        let goes = self.leaving.load(Ordering::Relaxed) || self.membership.named().is_none();
+        if goes {
+            self.announcer().withdraw()
+        } else {
+            self.announcer().restore()
+        }
+        self.news.notify_waiters();
+    }
+
     /// Whether every slot owner knows all that this agent has.
     pub fn is_told(&self) -> bool {
         self.announcer().waiting().next().is_none()
     }
 
-    /// Goes by a new topology.
-    pub fn adopt(&self, topology: &Topology) {
+    /// Goes by the newest topology.
+    pub fn adopt(&self) {
         let mut shard = self.shard();
-        if let Err(error) = shard.adopt(topology) {
+        if let Err(error) = shard.adopt(&self.membership.topology()) {
             tracing::warn!(%error, "keep the slots as they are");
             return;
         }
@@ -74,7 +102,7 @@ impl Index {
         if let Err(error) = self.announcer().adopt(ring) {
             tracing::warn!(%error, "announce as before");
         }
-        self.news.notify_waiters();
+        self.stay_or_go();
     }
 
     /// Facts for metrics.

@@ -61,9 +61,10 @@ impl Leases {
         self.open().remove(&lease);
     }
 
-    /// Leases that pin something.
+    /// Leases that pin something, those that ran out left out.
     pub fn len(&self) -> usize {
-        self.open().len()
+        let now = Instant::now();
+        self.open().values().filter(|lease| lease.until > now).count()
     }
 
     /// Whether nothing is pinned.

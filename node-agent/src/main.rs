@@ -6,9 +6,8 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use hypic_node_agent::args::Args;
 use hypic_node_agent::run;
-use hypic_wire::trace;
+use hypic_wire::{process, trace};
 use prometheus::Registry;
-use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     match start() {
@@ -24,16 +23,12 @@ fn start() -> Result<()> {
     let config = Args::parse().check()?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let _tracing = trace::start("hypic-node-agent", &config.log, config.otlp.as_deref())?;
-        let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-        let shutdown = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        run::run(config, Registry::new(), shutdown).await
-    })
+        let stopped = process::stopped().context("listen for signals")?;
+        run::run(config, Registry::new(), stopped).await
+    });
+    // A checkpoint that is still being read holds up nobody.
+    runtime.shutdown_background();
+    ended
 }

@@ -1,12 +1,10 @@
 //! The fleet as this agent knows it: the newest topology and connections to the others.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use hypic_domain::id::{AgentId, Epoch, Incarnation};
-use hypic_domain::topology::{AgentEntry, AgentRole, Topology};
+use hypic_domain::topology::{AgentEntry, Topology};
 use hypic_wire::channel::Channels;
-use hypic_wire::proto;
 use hypic_wire::status::Refusal;
 use tokio::sync::watch;
 
@@ -42,17 +40,35 @@ impl Membership {
         self.topology.subscribe()
     }
 
+    /// This agent's entry, if the newest topology has one.
+    pub fn named(&self) -> Option<AgentEntry> {
+        self.topology.borrow().agent(&self.me).cloned()
+    }
+
     /// Takes a pushed topology over unless it is older than the one in use. Returns the version in use after
     /// that and whether the pushed one was taken.
     pub fn adopt(&self, pushed: Topology) -> ((Epoch, u64), bool) {
+        self.adopt_if(pushed, |offered, current| offered >= current)
+    }
+
+    /// The same for a topology from a file: it must be newer, since files change later than pushes come.
+    pub fn adopt_newer(&self, mounted: Topology) -> ((Epoch, u64), bool) {
+        self.adopt_if(mounted, |offered, current| offered > current)
+    }
+
+    fn adopt_if(
+        &self,
+        offered: Topology,
+        takes: impl Fn((Epoch, u64), (Epoch, u64)) -> bool,
+    ) -> ((Epoch, u64), bool) {
         let mut accepted = false;
         self.topology.send_if_modified(|current| {
-            accepted = pushed.version() >= current.version();
-            let news = accepted && **current != pushed;
+            accepted = takes(offered.version(), current.version());
+            let news = accepted && **current != offered;
             if news {
-                let (epoch, revision) = pushed.version();
-                tracing::info!(%epoch, revision, agents = pushed.agents.len(), "new topology");
-                *current = Arc::new(pushed);
+                let (epoch, revision) = offered.version();
+                tracing::info!(%epoch, revision, agents = offered.agents.len(), "new topology");
+                *current = Arc::new(offered);
             }
             news
         });
@@ -70,25 +86,5 @@ impl Membership {
             .agent(agent)
             .cloned()
             .ok_or_else(|| Refusal::Unreachable { why: format!("no agent '{agent}' in the topology") })
-    }
-
-    /// Asks the other combine agents for their epoch, each for a moment: a fleet that has moved on refuses
-    /// an agent of an older topology by name, instead of letting it answer for slots that it lost.
-    ///
-    /// # Errors
-    /// [`Refusal::OldEpoch`] from the first that is ahead. Peers that do not answer say nothing.
-    pub async fn check_epoch(&self) -> Result<(), Refusal> {
-        let topology = self.topology();
-        for agent in topology.of_role(AgentRole::Combine).filter(|agent| agent.id != self.me) {
-            let Ok(mut client) = self.channels.agent(&agent.control) else { continue };
-            let question = proto::DescribeRequest { epoch: topology.epoch.0 };
-            let answer = tokio::time::timeout(Duration::from_secs(1), client.describe(question)).await;
-            if let Ok(Err(status)) = answer
-                && let refusal @ Refusal::OldEpoch { .. } = Refusal::from(status)
-            {
-                return Err(refusal);
-            }
-        }
-        Ok(())
     }
 }

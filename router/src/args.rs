@@ -7,20 +7,24 @@ use clap::{Args as ClapArgs, Parser};
 use hypic_domain::serving::ModelFile;
 use hypic_domain::topology::Topology;
 use hypic_wire::address::HostPort;
-use hypic_wire::tls::{Security, TlsFiles};
+use hypic_wire::follow::Live;
+use hypic_wire::process::TlsArgs;
+use hypic_wire::tls::Security;
+use hypic_wire::topology_file::TopologyFile;
 use serde::de::DeserializeOwned;
 
 use crate::admission::Limits;
 use crate::error::RouterError;
 use crate::front::Bounds;
 use crate::http::Origins;
+use crate::listen::Connections;
 use crate::tenant::{Policy, Tenants};
 
 /// Answers OpenAI requests with a fleet of node-agents.
 #[derive(Debug, Parser)]
 #[command(name = "hypic-router", version)]
 pub struct Args {
-    /// Topology file (JSON); newer topologies are pushed.
+    /// Topology file (JSON), read again when it changes; newer topologies are pushed too.
     #[arg(long, env = "HYPIC_TOPOLOGY_FILE")]
     topology: PathBuf,
     /// Model file (JSON): checkpoint folder, seam, segment sizes, formats, policy.
@@ -53,7 +57,10 @@ pub struct Args {
     /// Log filter, as of tracing-subscriber's EnvFilter.
     #[arg(long, env = "HYPIC_LOG_FILTER", default_value = "info")]
     log: String,
-    /// Seconds that running answers get to finish after SIGTERM.
+    /// Seconds after SIGTERM in which requests are still taken, while whoever sends them learns to go elsewhere.
+    #[arg(long, env = "HYPIC_WITHDRAW_SECONDS", default_value_t = 3)]
+    withdraw_seconds: u64,
+    /// Seconds that running answers get to finish after that.
     #[arg(long, env = "HYPIC_DRAIN_SECONDS", default_value_t = 30)]
     drain_seconds: u64,
 }
@@ -62,7 +69,7 @@ pub struct Args {
 #[derive(Debug, ClapArgs)]
 #[group(required = true, multiple = false)]
 struct TenantArgs {
-    /// Tenants file (JSON): BLAKE3 of an API key in hex → tenant and policy.
+    /// Tenants file (JSON): BLAKE3 of an API key in hex → tenant and policy. Read again when it changes.
     #[arg(long, env = "HYPIC_TENANTS_FILE")]
     tenants: Option<PathBuf>,
     /// Ask for no key: everybody is one tenant.
@@ -79,6 +86,12 @@ struct BoundArgs {
     /// Requests that wait; more are refused with 429.
     #[arg(long, env = "HYPIC_QUEUED", default_value_t = 1024)]
     queued: usize,
+    /// Connections of clients at once; more wait.
+    #[arg(long, env = "HYPIC_CONNECTIONS", default_value_t = 8192)]
+    connections: usize,
+    /// Seconds that a connection may take to send the head of its next request.
+    #[arg(long, env = "HYPIC_HEAD_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    head_seconds: u64,
     /// Threads for parsing and tokenising; all cores but one without it.
     #[arg(long, env = "HYPIC_CPU_THREADS")]
     cpu_threads: Option<usize>,
@@ -96,39 +109,26 @@ struct BoundArgs {
     keep_alive_seconds: f64,
 }
 
-/// Identity of this process.
-#[derive(Debug, ClapArgs)]
-struct TlsArgs {
-    /// Certificate chain, PEM.
-    #[arg(long, env = "HYPIC_TLS_CERT", required_unless_present = "plain")]
-    tls_cert: Option<PathBuf>,
-    /// Private key, PEM.
-    #[arg(long, env = "HYPIC_TLS_KEY", required_unless_present = "plain")]
-    tls_key: Option<PathBuf>,
-    /// The fleet's CA, PEM.
-    #[arg(long, env = "HYPIC_TLS_CA", required_unless_present = "plain")]
-    tls_ca: Option<PathBuf>,
-    /// No TLS to agents: for networks that are closed or encrypted already.
-    #[arg(long, env = "HYPIC_PLAIN", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
-    plain: bool,
-}
-
 /// Flags and files, checked.
 pub struct Config {
     /// The topology to start from.
     pub topology: Topology,
+    /// Where newer ones may come from.
+    pub topology_file: TopologyFile,
     /// How the model is served.
     pub model: ModelFile,
     /// Makes scopes of tenants.
     pub secret: [u8; 32],
     /// Who may ask.
-    pub tenants: Tenants,
+    pub tenants: Live<Tenants, RouterError>,
     /// For clients, probes and metrics.
     pub listen: HostPort,
     /// For topology pushes.
     pub control_listen: HostPort,
     /// How many at once.
     pub limits: Limits,
+    /// Of clients.
+    pub connections: Connections,
     /// Threads for parsing and tokenising.
     pub cpu_threads: usize,
     /// Bounds of a request.
@@ -143,7 +143,9 @@ pub struct Config {
     pub otlp: Option<String>,
     /// Log filter.
     pub log: String,
-    /// Grace after SIGTERM.
+    /// Between SIGTERM and the end of new requests.
+    pub withdraw: Duration,
+    /// Grace for running answers after that.
     pub drain: Duration,
 }
 
@@ -153,12 +155,21 @@ impl Args {
     /// # Errors
     /// A file that cannot be read or parsed, or flags that make no sense together.
     pub fn check(self) -> Result<Config, RouterError> {
-        let BoundArgs { running, queued, cpu_threads, body_bytes, deadline_seconds, lookup_ms, .. } =
-            self.bounds;
-        if running == 0 {
-            return Err(RouterError::CheckFlags("--running must be at least 1"));
+        let BoundArgs {
+            running,
+            queued,
+            connections,
+            head_seconds,
+            cpu_threads,
+            body_bytes,
+            deadline_seconds,
+            lookup_ms,
+            keep_alive_seconds,
+        } = self.bounds;
+        if running == 0 || connections == 0 {
+            return Err(RouterError::CheckFlags("--running and --connections must be at least 1"));
         }
-        let keep_alive = Duration::try_from_secs_f64(self.bounds.keep_alive_seconds)
+        let keep_alive = Duration::try_from_secs_f64(keep_alive_seconds)
             .map_err(|_| RouterError::CheckFlags("--keep-alive-seconds must be a time"))?;
         let model: ModelFile = read_json(&self.model, "model file")?;
         if model.segment_min.0 == 0 || model.segment_max < model.segment_min {
@@ -168,17 +179,20 @@ impl Args {
             });
         }
         let spare_core = || std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1);
+        let topology_file = TopologyFile::new(self.topology);
         Ok(Config {
-            topology: read_json(&self.topology, "topology file")?,
+            topology: topology_file.read().map_err(RouterError::LoadTopology)?,
+            topology_file,
             model,
             secret: read_secret(&self.secret)?,
             tenants: match self.tenants.tenants {
-                Some(path) => Tenants::load(&path)?,
-                None => Tenants::Open(Box::new(Policy::open())),
+                Some(path) => Live::read(vec![path.clone()], move || Tenants::load(&path))?,
+                None => Live::read(Vec::new(), || Ok(Tenants::Open(Box::new(Policy::open()))))?,
             },
             listen: self.listen,
             control_listen: self.control_listen,
             limits: Limits { running, queued },
+            connections: Connections { most: connections, head: Duration::from_secs(head_seconds) },
             cpu_threads: cpu_threads.unwrap_or_else(spare_core).max(1),
             bounds: Bounds {
                 body: body_bytes,
@@ -186,25 +200,14 @@ impl Args {
                 lookup: Duration::from_millis(lookup_ms),
                 keep_alive,
             },
-            security: self.tls.security()?,
+            security: self.tls.security().map_err(RouterError::Connect)?,
             origins: Origins { allowed: self.cors_origins },
             poll: Duration::from_millis(self.poll_ms),
             otlp: self.otlp,
             log: self.log,
+            withdraw: Duration::from_secs(self.withdraw_seconds),
             drain: Duration::from_secs(self.drain_seconds),
         })
-    }
-}
-
-impl TlsArgs {
-    fn security(self) -> Result<Security, RouterError> {
-        match (self.tls_cert, self.tls_key, self.tls_ca) {
-            (Some(cert), Some(key), Some(ca)) => {
-                TlsFiles { cert, key, ca }.load().map_err(RouterError::Connect)
-            }
-            _ if self.plain => Ok(Security::Plain),
-            _ => Err(RouterError::CheckFlags("give --tls-cert, --tls-key and --tls-ca together, or --plain")),
-        }
     }
 }
 
@@ -237,6 +240,16 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         <Args as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn no_variable_of_ours_can_come_from_a_service() {
+        // Kubernetes sets NAME_SERVICE_HOST, NAME_SERVICE_PORT(_X), NAME_PORT and NAME_PORT_(...) for every Service.
+        let command = <Args as clap::CommandFactory>::command();
+        for name in command.get_arguments().filter_map(|arg| arg.get_env()?.to_str()) {
+            let name = format!("{name}_");
+            assert!(!name.contains("_PORT_") && !name.contains("_SERVICE_HOST_"), "{name}");
+        }
     }
 
     #[test]

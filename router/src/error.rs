@@ -52,7 +52,7 @@ pub enum RouterError {
     /// A task of the router panicked.
     #[error("a part of the router stopped")]
     RunTask(#[source] tokio::task::JoinError),
-    /// The HTTP server ended by itself.
-    #[error("the HTTP server stopped")]
-    ServeHttp(#[source] io::Error),
+    /// The topology file.
+    #[error("cannot start from the topology file")]
+    LoadTopology(#[source] hypic_wire::Error),
 }

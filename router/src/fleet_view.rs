@@ -44,6 +44,8 @@ pub struct Seen {
     pub link_fixed: Millis,
     /// Share of heads that store a `T`, 0 to 1.
     pub live_share: f64,
+    /// It knows of its slots of the index all that there is to know.
+    pub index_whole: bool,
     /// What whoever steers the fleet wants to know of it, passed on as it came.
     pub state: AgentState,
 }
@@ -134,9 +136,22 @@ impl FleetView {
     /// Takes a topology that is not older than the one in use. Returns the version in use after that and
     /// whether the offered one was taken.
     pub fn adopt(&self, topology: Topology) -> ((Epoch, u64), bool) {
+        self.adopt_if(topology, |offered, current| offered >= current)
+    }
+
+    /// The same for a topology from a file: it must be newer, since files change later than pushes come.
+    pub fn adopt_newer(&self, topology: Topology) -> ((Epoch, u64), bool) {
+        self.adopt_if(topology, |offered, current| offered > current)
+    }
+
+    fn adopt_if(
+        &self,
+        topology: Topology,
+        takes: impl Fn((Epoch, u64), (Epoch, u64)) -> bool,
+    ) -> ((Epoch, u64), bool) {
         self.change(|state| {
             let offered = topology.version();
-            if offered < state.topology.version() {
+            if !takes(offered, state.topology.version()) {
                 return (state.topology.version(), false);
             }
             let mut old = std::mem::replace(state, State::new(topology));

@@ -12,11 +12,13 @@ use hypic_domain::serving::ModelFile;
 use hypic_domain::unit::Millis;
 use hypic_segment::Segmenter;
 use hypic_wire::channel::Channels;
+use hypic_wire::follow::Live;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admission, CpuWork};
 use crate::answer::markup::Reading;
 use crate::answer::{Delta, Finish};
+use crate::error::RouterError;
 use crate::fleet_view::FleetView;
 use crate::http::options::Options;
 use crate::metrics::Metrics;
@@ -38,13 +40,15 @@ pub struct Front {
     /// Bounds parsing and tokenising.
     pub cpu: CpuWork,
     /// Who may ask.
-    pub tenants: Tenants,
+    pub tenants: Live<Tenants, RouterError>,
     /// Makes scopes of tenants.
     pub secret: [u8; 32],
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Bounds of a request.
     pub bounds: Bounds,
+    /// Cancelled when requests should no longer be sent here.
+    pub leaving: CancellationToken,
     /// Cancelled when running answers must end now.
     pub stop: CancellationToken,
 }

@@ -8,6 +8,7 @@ use hypic_wire::proto::{
     AgentRole, AgentState, PushTopologyRequest, PushTopologyResponse, ReadCountersRequest,
     ReadCountersResponse,
 };
+use hypic_wire::serve::check_steers;
 use hypic_wire::status::Refusal as PeerRefusal;
 use prometheus::core::Metric;
 use tonic::{Request, Response, Status};
@@ -88,6 +89,7 @@ impl Fleet for FleetService {
         &self,
         request: Request<PushTopologyRequest>,
     ) -> Result<Response<PushTopologyResponse>, Status> {
+        check_steers(&request)?;
         let Some(topology) = request.into_inner().topology else {
             return Err(PeerRefusal::Malformed { why: "field 'topology' is missing".to_owned() }.into());
         };
@@ -99,8 +101,9 @@ impl Fleet for FleetService {
 
     async fn read_counters(
         &self,
-        _: Request<ReadCountersRequest>,
+        request: Request<ReadCountersRequest>,
     ) -> Result<Response<ReadCountersResponse>, Status> {
+        check_steers(&request)?;
         Ok(Response::new(self.counters()))
     }
 }

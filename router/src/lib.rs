@@ -18,6 +18,7 @@ pub mod fleet_view;
 pub mod front;
 pub mod grpc;
 pub mod http;
+pub mod listen;
 pub mod lookup;
 pub mod metrics;
 pub mod refusal;

@@ -14,11 +14,11 @@ use hypic_wire::proto::LocateRequest;
 use hypic_wire::status::Refusal as PeerRefusal;
 use hypic_wire::trace;
 
-use crate::fleet_view::{FleetView, Snapshot};
+use crate::fleet_view::{AgentSeen, FleetView, Snapshot};
 use crate::metrics::Metrics;
 
-/// Questions to owners, and once more to replicas or by a newer topology.
-const ROUNDS: usize = 2;
+/// Questions to owners that know all of their slots, then to any, and once more to replicas or by a newer topology.
+const ROUNDS: usize = 3;
 
 /// What the index said of a request.
 #[derive(Clone, Debug)]
@@ -114,14 +114,15 @@ impl IndexClient<'_> {
     async fn ask_all(&self, keys: &[SegmentKey]) -> Vec<Option<Located>> {
         let mut answers: Vec<Option<Located>> = vec![None; keys.len()];
         let mut failed: HashSet<AgentId> = HashSet::new();
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             let open: Vec<usize> = (0..keys.len()).filter(|place| answers[*place].is_none()).collect();
             if open.is_empty() {
                 break;
             }
             let snapshot = self.fleet.snapshot();
             let open_keys: Vec<SegmentKey> = open.iter().map(|place| keys[*place]).collect();
-            let lives = |id: &AgentId| !failed.contains(id) && snapshot.agent(id).is_some();
+            let asks = |agent: &AgentSeen| round > 0 || agent.seen.index_whole;
+            let lives = |id: &AgentId| !failed.contains(id) && snapshot.agent(id).is_some_and(asks);
             let batches = snapshot.ring.batches(&open_keys, lives);
             let epoch = snapshot.topology.epoch;
             let asked = batches.iter().filter_map(|(owner, places)| {

@@ -6,9 +6,8 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use hypic_router::args::Args;
 use hypic_router::run;
-use hypic_wire::trace;
+use hypic_wire::{process, trace};
 use prometheus::Registry;
-use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     match start() {
@@ -26,15 +25,8 @@ fn start() -> Result<()> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(async {
         let _tracing = trace::start("hypic-router", &config.log, config.otlp.as_deref())?;
-        let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-        let shutdown = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        run::run(config, Registry::new(), shutdown).await?;
+        let stopped = process::stopped().context("listen for signals")?;
+        run::run(config, Registry::new(), stopped).await?;
         Ok(())
     })
 }

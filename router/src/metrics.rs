@@ -81,6 +81,8 @@ pub struct Metrics {
     pub agents: IntGaugeVec,
     /// Epoch of the topology.
     pub epoch: IntGauge,
+    /// 1 while the tenants file is broken and an older one is in use.
+    pub tenants_stale: IntGauge,
 }
 
 impl Metrics {
@@ -181,6 +183,7 @@ impl Metrics {
             answer_tokens: counter(r, "generate_tokens_total", "Tokens of answers.")?,
             agents: gauges(r, "fleet_agents", "Agents by state.", ("state", &["known", "usable"]))?,
             epoch: gauge(r, "fleet_epoch", "Epoch of the topology.")?,
+            tenants_stale: gauge(r, "tenants_stale", "1 while the tenants file is broken.")?,
             registry,
         };
         Ok(metrics)

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use axum::serve::ListenerExt;
 use hypic_segment::{Clock, Segmenter};
 use hypic_wire::channel::Channels;
 use prometheus::Registry;
@@ -20,13 +19,17 @@ use crate::front::Front;
 use crate::grpc::FleetService;
 use crate::http;
 use crate::metrics::Metrics;
+use crate::{listen, tenant};
 
 /// An agent that takes longer than this to tell its load counts as lost.
 const DESCRIBE: Duration = Duration::from_secs(2);
+/// How often files of keys and certificates are looked at.
+const LOOK: Duration = Duration::from_secs(5);
 /// For error events to reach their clients after the drain's end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Serves until `shutdown`; then takes no more connections and lets running answers finish, for a while.
+/// Serves until `shutdown`; then says at once that it is not ready, after a while takes no more connections, and
+/// lets running answers finish.
 ///
 /// # Errors
 /// A file of the model, a listener, or a server that stops by itself.
@@ -52,12 +55,15 @@ pub async fn run(
     let admission = Admission::new(config.limits);
     let service = FleetService::new(fleet.clone(), admission.clone(), metrics.clone());
     let routes = Routes::new(hypic_wire::serve::fleet(service));
+    let security = config.security.clone();
     tasks.spawn(hypic_wire::serve::serve(control, config.security, routes, stop.clone().cancelled_owned()));
-    let polling = poll::run(fleet.clone(), channels.clone(), metrics.clone(), config.poll, DESCRIBE);
-    tasks.spawn(async {
-        polling.await;
-        Ok(())
-    });
+    tasks.spawn(done(poll::run(fleet.clone(), channels.clone(), metrics.clone(), config.poll, DESCRIBE)));
+    tasks.spawn(done(async move { security.follow_files(LOOK).await }));
+    let mounted = fleet.clone();
+    tasks.spawn(done(config.topology_file.follow(move |topology| {
+        let ((epoch, revision), accepted) = mounted.adopt_newer(topology);
+        tracing::info!(%epoch, revision, accepted, "the topology file has changed");
+    })));
 
     let front = Arc::new(Front {
         model: config.model,
@@ -70,19 +76,19 @@ pub async fn run(
         secret: config.secret,
         metrics,
         bounds: config.bounds,
+        leaving: CancellationToken::new(),
         stop: stop.clone(),
     });
-    let routes = http::routes(front, config.origins);
-    // Tokens are small: waiting to fill a packet would only delay them.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "cannot turn off Nagle's algorithm");
-        }
-    });
+    let following = front.clone();
+    tasks.spawn(done(async move { tenant::follow(&following.tenants, &following.metrics, LOOK).await }));
+    let routes = http::routes(front.clone(), config.origins);
     let draining = {
         let stop = stop.clone();
         async move {
             shutdown.await;
+            front.leaving.cancel();
+            tracing::info!(seconds = config.withdraw.as_secs(), "not ready any more");
+            tokio::time::sleep(config.withdraw).await;
             tracing::info!(seconds = config.drain.as_secs(), "draining");
             tokio::spawn(async move {
                 tokio::time::sleep(config.drain).await;
@@ -90,12 +96,16 @@ pub async fn run(
             });
         }
     };
-    let serving = axum::serve(listener, routes).with_graceful_shutdown(draining).into_future();
     tokio::select! {
-        served = serving => served.map_err(RouterError::ServeHttp),
+        () = listen::serve(listener, routes, config.connections, draining) => Ok(()),
         failed = failure(&mut tasks) => Err(failed),
         () = async { stop.cancelled().await; tokio::time::sleep(LAST_WORDS).await } => Ok(()),
     }
+}
+
+async fn done(work: impl Future<Output = ()>) -> Result<(), hypic_wire::Error> {
+    work.await;
+    Ok(())
 }
 
 /// The failure of a task that should run for ever.

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use hypic_domain::flow::Mode;
 use hypic_domain::id::TenantId;
 use hypic_domain::key::Scope;
+use hypic_wire::follow::Live;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RouterError;
+use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 
 /// What one key allows: a value of the tenants file, whose keys are BLAKE3 digests of API keys in hex.
@@ -136,6 +139,21 @@ impl Tenants {
     }
 }
 
+/// Looks at the tenants file every so often, for ever. A broken one changes nothing, and a metric says so.
+pub async fn follow(tenants: &Live<Tenants, RouterError>, metrics: &Metrics, every: Duration) {
+    let tell = |read: Result<(), RouterError>| {
+        metrics.tenants_stale.set(i64::from(read.is_err()));
+        match read {
+            Ok(()) => tracing::info!("new tenants are in use"),
+            Err(error) => {
+                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                tracing::error!(%error, cause, "the tenants stay as they are");
+            }
+        }
+    };
+    tenants.follow(every, tell).await;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,6 +173,38 @@ mod tests {
         assert_eq!(tenant(Some("bearer sk-one")), Ok("one".to_owned()));
         for header in [None, Some("sk-one"), Some("Bearer sk-on"), Some("Bearer "), Some("Basic sk-one")] {
             assert_eq!(tenant(header), Err(Refusal::CheckKey));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_changed_file_is_used_and_a_broken_one_keeps_the_old_keys() {
+        const OFTEN: Duration = Duration::from_millis(5);
+        let file = tempfile::NamedTempFile::new().expect("temp file");
+        let write = |key: &str| {
+            let digest = blake3::hash(key.as_bytes()).to_hex();
+            std::fs::write(file.path(), format!("{{\"{digest}\": {{\"tenant\": \"one\"}}}}")).expect("write");
+        };
+        write("sk-one");
+        let path = file.path().to_owned();
+        let live = Live::read(vec![path.clone()], move || Tenants::load(&path)).expect("a tenants file");
+        let metrics = Metrics::new(prometheus::Registry::new()).expect("fresh");
+        let knows = |key: &str| live.now().check(Some(&format!("Bearer {key}"))).is_ok();
+        let changes = async {
+            std::fs::write(file.path(), "{ no JSON").expect("write");
+            while metrics.tenants_stale.get() == 0 {
+                tokio::time::sleep(OFTEN).await;
+            }
+            assert!(knows("sk-one"));
+            write("sk-two");
+            while !knows("sk-two") {
+                tokio::time::sleep(OFTEN).await;
+            }
+            assert!(!knows("sk-one"));
+            assert_eq!(metrics.tenants_stale.get(), 0);
+        };
+        tokio::select! {
+            () = changes => {}
+            () = follow(&live, &metrics, OFTEN) => {}
         }
     }
 

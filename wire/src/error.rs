@@ -53,18 +53,18 @@ pub enum Error {
         /// Why.
         source: serde_json::Error,
     },
-    /// A file of certificates or keys does not parse.
-    #[error("read PEM file '{path}'")]
+    /// Certificates or a key that do not parse.
+    #[error("read PEM '{path}'")]
     ReadPem {
-        /// The file.
+        /// The file, or the field.
         path: PathBuf,
         /// Why.
         source: pem::Error,
     },
-    /// A file without any certificate.
-    #[error("file '{path}' holds no certificate")]
+    /// No certificate where there should be one.
+    #[error("'{path}' holds no certificate")]
     FindCertificate {
-        /// The file.
+        /// The file, or the field.
         path: PathBuf,
     },
     /// Certificate, key and CA do not make a configuration.
@@ -78,6 +78,30 @@ pub enum Error {
     BuildVerifier {
         /// Why.
         source: rustls::server::VerifierBuilderError,
+    },
+    /// A topology file that cannot be read.
+    #[error("cannot read the topology file '{}'", path.display())]
+    ReadTopology {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A topology file that is none.
+    #[error("'{}' is no valid topology file", path.display())]
+    ParseTopology {
+        /// Which.
+        path: PathBuf,
+        /// Where it goes wrong.
+        source: serde_json::Error,
+    },
+    /// A topology file that says something impossible.
+    #[error("the topology file '{}' cannot be gone by", path.display())]
+    CheckTopology {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<Self>,
     },
     /// Neither a whole identity nor the wish for none.
     #[error("give --tls-cert, --tls-key and --tls-ca together, or --plain")]

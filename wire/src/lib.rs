@@ -14,10 +14,13 @@ pub mod channel;
 pub mod convert;
 mod error;
 pub mod follow;
+pub mod probes;
 pub mod process;
 pub mod serve;
 pub mod status;
+pub mod steer;
 pub mod tls;
+pub mod topology_file;
 pub mod trace;
 
 pub use error::Error;

@@ -3,6 +3,7 @@
 //! A certificate names a *role* (`hypic-agent`, `hypic-router`, `hypic-operator`) as its DNS name, never a host:
 //! pods come and go, and addresses from the topology must not have to be in certificates.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::TcpStream;
@@ -107,6 +108,17 @@ pub struct TlsFiles {
     pub ca: PathBuf,
 }
 
+/// What [`TlsFiles`] hold, for a process that has it from elsewhere.
+#[derive(Clone)]
+pub struct TlsPem {
+    /// PEM chain of this process, leaf first.
+    pub cert: String,
+    /// PEM key of the leaf. Nothing prints it.
+    pub key: String,
+    /// PEM bundle of the authorities that peers may be signed by.
+    pub ca: String,
+}
+
 /// How connections are protected.
 #[derive(Clone)]
 pub enum Security {
@@ -134,15 +146,48 @@ impl TlsFiles {
     }
 
     fn context(&self) -> Result<TlsContext, Error> {
+        let read = |path: &Path| {
+            fs::read(path)
+                .map_err(|error| Error::ReadPem { path: path.to_owned(), source: pem::Error::Io(error) })
+        };
+        let (cert, key, ca) = (read(&self.cert)?, read(&self.key)?, read(&self.ca)?);
+        TlsContext::build((&self.cert, &cert), (&self.key, &key), (&self.ca, &ca))
+    }
+}
+
+impl TlsPem {
+    /// Reads the texts.
+    ///
+    /// # Errors
+    /// As [`TlsFiles::load`], with the field in the file's place.
+    pub fn load(self) -> Result<Security, Error> {
+        let context = move || {
+            let Self { cert, key, ca } = &self;
+            let field = Path::new;
+            TlsContext::build(
+                (field("cert"), cert.as_bytes()),
+                (field("key"), key.as_bytes()),
+                (field("ca"), ca.as_bytes()),
+            )
+        };
+        Ok(Security::Tls(Arc::new(Live::read(Vec::new(), context)?)))
+    }
+}
+
+/// A name to complain about, and its PEM.
+type Pem<'a> = (&'a Path, &'a [u8]);
+
+impl TlsContext {
+    fn build(cert: Pem<'_>, key: Pem<'_>, ca: Pem<'_>) -> Result<Self, Error> {
         let provider = Arc::new(provider());
         let mut roots = RootCertStore::empty();
-        for certificate in read_certificates(&self.ca)? {
+        for certificate in read_certificates(ca)? {
             roots.add(certificate).map_err(|source| Error::BuildTls { source })?;
         }
         let roots = Arc::new(roots);
-        let chain = read_certificates(&self.cert)?;
-        let key = PrivateKeyDer::from_pem_file(&self.key)
-            .map_err(|source| Error::ReadPem { path: self.key.clone(), source })?;
+        let chain = read_certificates(cert)?;
+        let key = PrivateKeyDer::from_pem_slice(key.1)
+            .map_err(|source| Error::ReadPem { path: key.0.to_owned(), source })?;
 
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
             .build()
@@ -162,7 +207,14 @@ impl TlsFiles {
             Ok((Arc::new(server), Arc::new(client)))
         };
         let build = |source| Error::BuildTls { source };
-        Ok(TlsContext { control: make(b"h2").map_err(build)?, bulk: make(b"http/1.1").map_err(build)? })
+        Ok(Self { control: make(b"h2").map_err(build)?, bulk: make(b"http/1.1").map_err(build)? })
+    }
+
+    fn of(&self, protocol: Protocol) -> &(Arc<ServerConfig>, Arc<ClientConfig>) {
+        match protocol {
+            Protocol::Control => &self.control,
+            Protocol::Bulk => &self.bulk,
+        }
     }
 }
 
@@ -211,15 +263,6 @@ impl Security {
     }
 }
 
-impl TlsContext {
-    fn of(&self, protocol: Protocol) -> &(Arc<ServerConfig>, Arc<ClientConfig>) {
-        match protocol {
-            Protocol::Control => &self.control,
-            Protocol::Bulk => &self.bulk,
-        }
-    }
-}
-
 /// The one provider, AES-128-GCM first: the cheapest suite per byte on every machine with AES instructions.
 fn provider() -> CryptoProvider {
     let mut provider = aws_lc_rs::default_provider();
@@ -237,12 +280,11 @@ pub(crate) fn random_key() -> Result<[u8; 32], Error> {
     Ok(key)
 }
 
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let read = |source| Error::ReadPem { path: path.to_owned(), source };
-    let certificates: Vec<_> =
-        CertificateDer::pem_file_iter(path).map_err(read)?.collect::<Result<_, _>>().map_err(read)?;
+fn read_certificates((name, pem): Pem<'_>) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let read = |source| Error::ReadPem { path: name.to_owned(), source };
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(read)?;
     if certificates.is_empty() {
-        return Err(Error::FindCertificate { path: path.to_owned() });
+        return Err(Error::FindCertificate { path: name.to_owned() });
     }
     Ok(certificates)
 }

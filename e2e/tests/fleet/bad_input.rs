@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use hypic_domain::flow::Mode;
 use hypic_domain::id::Epoch;
+use hypic_e2e::client::Client;
 use hypic_e2e::fleet::key_of;
 use hypic_e2e::pass::MAX_TOKENS;
 use hypic_e2e::push::push;
 use serde_json::{Value, json};
 
-use crate::support::{binaries, metric, model, question, start, wait_for};
+use crate::support::{Tested, binaries, metric, model, question, start, wait_for};
 
 const WEIGHTS: &str = "model.safetensors";
 
@@ -169,20 +170,25 @@ fn a_checkpoint_that_cannot_be_served_is_refused_by_file_and_reason() {
 }
 
 #[test]
-fn an_agent_of_an_old_topology_is_refused_with_the_epoch_and_the_others_go_on() {
+fn an_agent_of_an_old_topology_waits_for_a_newer_one_and_the_others_go_on() {
     let mut tested = start(2, 0);
     let mut newer = tested.fleet.topology().clone();
     newer.epoch = Epoch(7);
     push(tested.fleet.dir(), &newer).unwrap();
     tested.fleet.kill("combine-1").unwrap();
     tested.fleet.start_agent("combine-1").unwrap();
-    let status = tested.fleet.wait_end("combine-1", Duration::from_secs(30)).unwrap();
-    let log = tested.fleet.log("combine-1").unwrap();
-    assert!(status.code() == Some(1) && log.contains("older than epoch 7"), "{status}: {log}");
+    let ready = |tested: &Tested| {
+        let address = tested.fleet.agent_http("combine-1").unwrap();
+        Client::new(address, "", "").get("/readyz").unwrap_or_default()
+    };
+    wait_for("the agent to say what it waits for", || ready(&tested).1.contains("at epoch 7 and not 1"));
+    assert_eq!(ready(&tested).0, 503);
     let asked = question("6x128-coref-12");
     let answer = tested.fleet.client(&key_of(Mode::Pic)).ask(&asked, MAX_TOKENS, false);
     let answer = answer.unwrap_or_else(|error| panic!("{error}: {}", tested.fleet.log("router").unwrap()));
     assert_eq!(answer.text.trim(), asked.answer);
+    push(tested.fleet.dir(), &newer).unwrap();
+    wait_for("the agent to go by the newer one", || ready(&tested).0 == 200);
 }
 
 #[test]

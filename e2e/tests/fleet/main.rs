@@ -8,6 +8,7 @@ mod faults;
 mod http;
 mod pressure;
 mod raw;
+mod steer;
 mod support;
 mod topology;
 mod warm;

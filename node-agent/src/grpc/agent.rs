@@ -20,19 +20,19 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
-use crate::agent::Agent;
 use crate::builds;
 use crate::engine::EngineError;
 use crate::generate::generate;
 use crate::grpc::describe::describe;
+use crate::life::Life;
 
 /// Build events that wait for the asker.
 const BUILD_EVENTS: usize = 64;
 /// How soon a refused order may come again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Serves an [`Agent`].
-pub struct AgentService(pub Arc<Agent>);
+/// Serves an [`Agent`](crate::agent::Agent), once there is one.
+pub struct AgentService(pub Arc<Life>);
 
 type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -45,29 +45,31 @@ impl Service for AgentService {
         &self,
         request: Request<proto::DescribeRequest>,
     ) -> Result<Response<proto::DescribeResponse>, Status> {
-        let epoch = self.0.membership.epoch();
+        let agent = self.0.agent()?;
+        let epoch = agent.membership.epoch();
         if Epoch(request.get_ref().epoch) < epoch {
             return Err(Refusal::OldEpoch { epoch }.into());
         }
-        Ok(Response::new(describe(&self.0)?))
+        Ok(Response::new(describe(agent)?))
     }
 
     async fn generate(
         &self,
         request: Request<proto::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        self.0.ready()?;
-        if self.0.role != AgentRole::Combine {
+        let agent = self.0.agent()?;
+        agent.ready()?;
+        if agent.role != AgentRole::Combine {
             return Err(Refusal::NotServing { why: "a scatter worker composes nothing".to_owned() }.into());
         }
         let (metadata, _, request) = request.into_parts();
         let addressed = Addressed::try_from(request).map_err(Refusal::from)?;
-        self.0.check_identity(&addressed.identity)?;
+        agent.check_identity(&addressed.identity)?;
         let span =
             tracing::info_span!("compose", id = %addressed.order.id, mode = addressed.order.mode.name());
         adopt_grpc(&span, &metadata);
-        self.0.metrics.orders.inc();
-        let answer = span.in_scope(|| generate(&self.0, addressed.order));
+        agent.metrics.orders.inc();
+        let answer = span.in_scope(|| generate(agent, addressed.order));
         let events = answer.map(|event| match event {
             Ok(event) => proto::GenerateEvent::try_from(event)
                 .map_err(|error| Refusal::Failed { why: error.to_string() }.into()),
@@ -80,16 +82,17 @@ impl Service for AgentService {
         &self,
         request: Request<Streaming<proto::BuildRequest>>,
     ) -> Result<Response<Self::BuildStream>, Status> {
-        self.0.ready()?;
+        let agent = self.0.agent()?;
+        agent.ready()?;
         let (metadata, _, mut messages) = request.into_parts();
         let order = match messages.message().await?.and_then(|first| first.message) {
             Some(Message::Start(start)) => BuildOrder::try_from(start).map_err(Refusal::from)?,
             _ => return Err(Refusal::Malformed { why: "a build begins with its start".to_owned() }.into()),
         };
-        self.0.check_identity(&order.identity)?;
+        agent.check_identity(&order.identity)?;
         let span = tracing::info_span!("build", id = %order.id, segments = order.segments.len());
         adopt_grpc(&span, &metadata);
-        self.0.metrics.build_orders.inc();
+        agent.metrics.build_orders.inc();
         let (credit, credits) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             // Ends when the asker closes its side or the build no longer listens.
@@ -102,7 +105,7 @@ impl Service for AgentService {
             }
         });
         let (tell, events) = mpsc::channel(BUILD_EVENTS);
-        tokio::spawn(builds::build(Arc::clone(&self.0), order, credits, tell).instrument(span));
+        tokio::spawn(builds::build(Arc::clone(agent), order, credits, tell).instrument(span));
         let events = ReceiverStream::new(events).map(|event| Ok(event.into()));
         Ok(Response::new(Box::pin(events)))
     }
@@ -111,23 +114,24 @@ impl Service for AgentService {
         &self,
         request: Request<proto::LeaseRequest>,
     ) -> Result<Response<proto::LeaseResponse>, Status> {
+        let agent = self.0.agent()?;
         let proto::LeaseRequest { epoch: _, identity: asked, keys, ttl_ms } = request.into_inner();
-        self.0.check_identity(&identity(&asked).map_err(Refusal::from)?)?;
+        agent.check_identity(&identity(&asked).map_err(Refusal::from)?)?;
         let mut leased = Vec::with_capacity(keys.len());
         for bytes in keys {
             let key = key("key", &bytes).map_err(Refusal::from)?;
-            leased.push(match self.0.held(key, None).await {
+            leased.push(match agent.held(key, None).await {
                 Ok(hit) => {
                     let parts = hit.tuple.parts().to_vec();
                     let specs = parts.iter().map(|part| part.spec().clone()).collect();
-                    let (lease, ticket) = self.0.leases.grant(key, parts, Duration::from_millis(ttl_ms));
+                    let (lease, ticket) = agent.leases.grant(key, parts, Duration::from_millis(ttl_ms));
                     let manifest = hit.tuple.encoded_manifest().clone();
                     LeasedTuple { key, manifest, lease, ticket, parts: specs }.into()
                 }
                 Err(_) => not_leased(key),
             });
         }
-        let incarnation = self.0.membership.incarnation.0;
+        let incarnation = agent.membership.incarnation.0;
         Ok(Response::new(proto::LeaseResponse { leased, incarnation }))
     }
 
@@ -136,7 +140,7 @@ impl Service for AgentService {
         request: Request<proto::ReleaseRequest>,
     ) -> Result<Response<proto::ReleaseResponse>, Status> {
         for lease in request.into_inner().leases {
-            self.0.leases.release(lease);
+            self.0.agent()?.leases.release(lease);
         }
         Ok(Response::new(proto::ReleaseResponse {}))
     }

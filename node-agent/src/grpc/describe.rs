@@ -20,7 +20,7 @@ const LINK_FIXED_MS: f64 = 1.0;
 /// What cannot be written as JSON.
 pub(super) fn describe(agent: &Agent) -> Result<proto::DescribeResponse, Refusal> {
     let load = agent.engine.load();
-    let measured = agent.calibration.get();
+    let measured = &agent.calibration;
     Ok(proto::DescribeResponse {
         epoch: agent.membership.epoch().0,
         agent: agent.membership.me.0.clone(),
@@ -40,11 +40,12 @@ pub(super) fn describe(agent: &Agent) -> Result<proto::DescribeResponse, Refusal
             pages_total: load.pages_total as u64,
             builds: load.builds as u32,
         }),
-        calibration: measured.map(calibration),
+        calibration: Some(calibration(measured)),
         live_share: load.live_share().unwrap_or(1.0),
-        build_tokens_per_second: measured.map_or(0.0, |measured| measured.build_tokens_per_second),
+        build_tokens_per_second: measured.build_tokens_per_second,
         index_partial: agent.index.counts().partial as u32,
-        model: measured.map(|measured| model_facts(agent, measured)).transpose()?,
+        model: Some(model_facts(agent, measured)?),
+        index_whole: agent.index.admitted().is_ok(),
     })
 }
 

@@ -5,16 +5,14 @@ use std::sync::Arc;
 use hypic_domain::topology::Topology;
 use hypic_wire::proto;
 use hypic_wire::proto::fleet_server::Fleet;
+use hypic_wire::serve::check_steers;
 use hypic_wire::status::Refusal;
 use tonic::{Request, Response, Status};
 
 use crate::index::Index;
-use crate::membership::Membership;
 
 /// Serves [`Fleet`].
 pub struct FleetService {
-    /// Takes the topology over.
-    pub membership: Arc<Membership>,
     /// Goes by it.
     pub index: Arc<Index>,
 }
@@ -25,12 +23,13 @@ impl Fleet for FleetService {
         &self,
         request: Request<proto::PushTopologyRequest>,
     ) -> Result<Response<proto::PushTopologyResponse>, Status> {
+        check_steers(&request)?;
         let pushed = request.into_inner().topology;
         let pushed = pushed.ok_or(Refusal::Malformed { why: "no topology".to_owned() })?;
         let pushed = Topology::try_from(pushed).map_err(Refusal::from)?;
-        let ((epoch, revision), accepted) = self.membership.adopt(pushed);
+        let ((epoch, revision), accepted) = self.index.membership.adopt(pushed);
         if accepted {
-            self.index.adopt(&self.membership.topology());
+            self.index.adopt();
         }
         Ok(Response::new(proto::PushTopologyResponse { epoch: epoch.0, revision, accepted }))
     }

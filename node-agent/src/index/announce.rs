@@ -61,6 +61,7 @@ impl Index {
             };
             match timeout(ANSWER, self.send(&owner, message)).await {
                 Ok(Ok(verdict)) => {
+                    self.admission.answered(&owner, verdict);
                     self.announcer().settle(&owner, verdict);
                     match verdict {
                         Verdict::WrongOwner { .. } | Verdict::Stranger => sleep(PAUSE).await,
@@ -72,10 +73,14 @@ impl Index {
                     }
                 }
                 Ok(Err(error)) => {
+                    self.admission.away(&owner);
                     tracing::debug!(%owner, %error, "announce");
                     sleep(PAUSE).await;
                 }
-                Err(_) => tracing::debug!(%owner, "announce: no answer"),
+                Err(_) => {
+                    self.admission.away(&owner);
+                    tracing::debug!(%owner, "announce: no answer");
+                }
             }
         }
     }

@@ -31,10 +31,14 @@ pub struct Announcer {
     streams: BTreeMap<AgentId, Stream>,
     dumps: u64,
     page: usize,
+    /// It announces nothing of what it holds, and takes back what it announced.
+    withdrawn: bool,
 }
 
 #[derive(Debug, Default)]
 struct Stream {
+    /// A page was sent: the owner may know something.
+    told: bool,
     /// The last number used. A number is never used twice, answered or not: a late copy of the first
     /// message would pass for the second.
     sequence: Sequence,
@@ -74,7 +78,8 @@ impl Announcer {
     /// [`record`](Self::record) like everything else.
     pub fn new(agent: AgentId, incarnation: Incarnation, ring: Arc<Ring>) -> Self {
         let streams = ring.agents().iter().map(|owner| (owner.clone(), Stream::default())).collect();
-        Self { agent, incarnation, ring, held: BTreeMap::new(), streams, dumps: 0, page: PAGE }
+        let held = BTreeMap::new();
+        Self { agent, incarnation, ring, held, streams, dumps: 0, page: PAGE, withdrawn: false }
     }
 
     /// Puts at most `claims` (at least one) into a page or an announcement, instead of [`PAGE`].
@@ -87,6 +92,29 @@ impl Announcer {
     /// Epoch of the ring in use.
     pub fn epoch(&self) -> Epoch {
         self.ring.epoch()
+    }
+
+    /// Takes back all that was announced, with an empty dump to every owner that may know something, and announces
+    /// nothing more: the agent is about to go. What it holds is still recorded.
+    pub fn withdraw(&mut self) {
+        if std::mem::replace(&mut self.withdrawn, true) {
+            return;
+        }
+        for stream in self.streams.values_mut() {
+            if stream.told { stream.start_over() } else { stream.fall_silent() }
+        }
+    }
+
+    /// Announces again what the agent holds: it stays after all.
+    pub fn restore(&mut self) {
+        if std::mem::replace(&mut self.withdrawn, false) {
+            self.streams.values_mut().for_each(Stream::start_over);
+        }
+    }
+
+    /// Whether `owner` has taken in a whole dump and been told of every slot that it owns since.
+    pub fn is_admitted(&self, owner: &AgentId) -> bool {
+        self.streams.get(owner).is_some_and(|stream| matches!(stream.dump, Dump::Done))
     }
 
     /// Slot owners to whom there is something to say, or from whom an answer is due.
@@ -102,6 +130,9 @@ impl Announcer {
             Change::Has(claim) => self.held.insert(place, claim),
             Change::Gone(_) => self.held.remove(&place),
         };
+        if self.withdrawn {
+            return;
+        }
         for owner in self.ring.owners(key.slot()) {
             let Some(stream) = self.streams.get_mut(owner) else { continue };
             // A dump that has not begun will read the present state anyway.
@@ -117,7 +148,7 @@ impl Announcer {
 
     /// Asks for an announcement to `owner` even if nothing changed.
     pub fn beat(&mut self, owner: &AgentId) {
-        if let Some(stream) = self.streams.get_mut(owner) {
+        if let Some(stream) = self.streams.get_mut(owner).filter(|_| !self.withdrawn) {
             stream.beat = true;
         }
     }
@@ -137,6 +168,12 @@ impl Announcer {
         self.streams.retain(|owner, _| ring.agents().contains(owner));
         for owner in ring.agents() {
             let stream = self.streams.entry(owner.clone()).or_default();
+            if self.withdrawn {
+                if !stream.told {
+                    stream.fall_silent();
+                }
+                continue;
+            }
             stream.beat = true;
             if ring.gained(&self.ring, owner) {
                 stream.start_over();
@@ -155,8 +192,13 @@ impl Announcer {
                 stream.dump = Dump::Running(Cursor { number: self.dumps, page: 0, after: None });
                 stream.dirty.clear();
             }
+            let nothing = BTreeMap::new();
+            let held = if self.withdrawn { &nothing } else { &self.held };
             stream.in_flight = match stream.dump {
-                Dump::Running(cursor) => Some(page(&self.held, &self.ring, owner, cursor, self.page)),
+                Dump::Running(cursor) => {
+                    stream.told = true;
+                    Some(page(held, &self.ring, owner, cursor, self.page))
+                }
                 _ => stream.changes(&self.held, self.page),
             };
         }
@@ -181,8 +223,12 @@ impl Announcer {
     ///
     /// After [`Verdict::Fenced`] there is nothing left to do: another life of this agent speaks.
     pub fn settle(&mut self, owner: &AgentId, verdict: Verdict) {
+        let (epoch, withdrawn) = (self.ring.epoch(), self.withdrawn);
         let Some(stream) = self.streams.get_mut(owner) else { return };
         match verdict {
+            // An owner that is ahead, or does not know the agent any more, has forgotten what it was told.
+            Verdict::WrongOwner { epoch: ahead } if withdrawn && ahead > epoch => stream.fall_silent(),
+            Verdict::Stranger | Verdict::Fenced { .. } if withdrawn => stream.fall_silent(),
             // Old: an earlier copy was applied and its answer was lost.
             Verdict::Applied | Verdict::Old => {
                 if let Some(Body::Page { cursor, last, claims }) = stream.in_flight.take() {
@@ -218,6 +264,11 @@ impl Stream {
         self.dirty.clear();
     }
 
+    /// There is nothing to say, and nothing that the owner would have to forget.
+    fn fall_silent(&mut self) {
+        *self = Self { sequence: self.sequence, dump: Dump::Done, ..Self::default() };
+    }
+
     fn changes(&mut self, held: &BTreeMap<(u16, SegmentKey), Claim>, limit: usize) -> Option<Body> {
         if self.dirty.is_empty() && !self.beat {
             return None;
@@ -250,4 +301,81 @@ fn page(
     let claims: Vec<Claim> = left.by_ref().take(limit).collect();
     let last = left.next().is_none();
     Body::Page { cursor, last, claims }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use hypic_domain::tier::Tier;
+    use hypic_domain::topology::{AgentEntry, AgentRole, Topology};
+    use hypic_domain::unit::Bytes;
+
+    use super::*;
+    use crate::shard::{Limits, Shard};
+
+    fn topology(epoch: u64, agents: &[(&str, AgentRole)]) -> Topology {
+        let entry = |(id, role): &(&str, AgentRole)| AgentEntry {
+            id: AgentId::from(*id),
+            role: *role,
+            control: "[::1]:1".into(),
+            bulk: "[::1]:2".into(),
+        };
+        Topology { epoch: Epoch(epoch), revision: 0, agents: agents.iter().map(entry).collect() }
+    }
+
+    fn has(n: u8) -> Change {
+        Change::Has(Claim { key: SegmentKey([n; 32]), tier: Tier::Host, bytes: Bytes(1) })
+    }
+
+    /// Says all that there is to say.
+    fn tell(announcer: &mut Announcer, owner: &AgentId, shard: &mut Shard) {
+        while let Some(message) = announcer.next(owner) {
+            announcer.settle(owner, shard.take(&message));
+        }
+    }
+
+    fn held(shard: &Shard, n: u8) -> usize {
+        shard.locate(&[SegmentKey([n; 32])], Instant::now()).unwrap()[0].holders.len()
+    }
+
+    #[test]
+    fn who_withdraws_takes_back_everything_and_who_stays_after_all_tells_it_again() {
+        let (owner, fleet) =
+            (AgentId::from("a"), topology(1, &[("a", AgentRole::Combine), ("s", AgentRole::Scatter)]));
+        let mut shard = Shard::new(owner.clone(), &fleet, 2, Limits::default());
+        let mut announcer = Announcer::new("s".into(), Incarnation(1), Arc::clone(shard.ring()));
+        assert_eq!(shard.untold().count(), 1);
+        announcer.record(has(1));
+        tell(&mut announcer, &owner, &mut shard);
+        assert!(announcer.is_admitted(&owner) && shard.untold().next().is_none());
+        announcer.record(has(2));
+        announcer.withdraw();
+        announcer.record(has(3));
+        announcer.beat(&owner);
+        tell(&mut announcer, &owner, &mut shard);
+        assert_eq!((held(&shard, 1), held(&shard, 2), held(&shard, 3)), (0, 0, 0));
+        announcer.restore();
+        tell(&mut announcer, &owner, &mut shard);
+        assert_eq!((held(&shard, 1), held(&shard, 2), held(&shard, 3)), (1, 1, 1));
+    }
+
+    #[test]
+    fn an_owner_that_forgot_the_agent_need_not_be_told_that_it_goes() {
+        let two = [("a", AgentRole::Combine), ("s", AgentRole::Scatter)];
+        let (owner, fleet) = (AgentId::from("a"), topology(1, &two));
+        let mut shard = Shard::new(owner.clone(), &fleet, 2, Limits::default());
+        let mut announcer = Announcer::new("s".into(), Incarnation(1), Arc::clone(shard.ring()));
+        announcer.record(has(1));
+        tell(&mut announcer, &owner, &mut shard);
+        shard.adopt(&topology(1, &two[..1])).unwrap();
+        assert_eq!(held(&shard, 1), 0, "a holder that is not in the topology is forgotten");
+        announcer.withdraw();
+        tell(&mut announcer, &owner, &mut shard);
+        assert_eq!(announcer.waiting().count(), 0);
+        // Nor one that never knew it.
+        let mut unknown = Announcer::new("t".into(), Incarnation(1), Arc::clone(shard.ring()));
+        unknown.withdraw();
+        assert!(unknown.next(&owner).is_none());
+    }
 }

@@ -321,6 +321,12 @@ impl Shard {
         digests
     }
 
+    /// Agents of the topology, this one left out, that have not told (anew) all that they hold.
+    pub fn untold(&self) -> impl Iterator<Item = &AgentId> {
+        let whole = |agent: &AgentId| self.holders.get(agent).is_some_and(|holder| holder.sequence.is_some());
+        self.members.iter().filter(move |agent| **agent != self.me && !whole(agent))
+    }
+
     /// Facts for metrics, at `now`.
     pub fn counts(&self, now: Instant) -> Counts {
         let whole = self.holders.values().filter(|holder| holder.sequence.is_some()).count();

@@ -11,9 +11,6 @@ use crate::fleet::AgentView;
 use crate::lanes::{Choice, Lanes};
 use crate::problem::Problem;
 
-/// Agents to try when the combine agent is gone.
-const FALLBACKS: usize = 3;
-
 /// A placement on one combine agent.
 pub(crate) struct Plan<'p> {
     pub(crate) lanes: Lanes<'p>,
@@ -52,7 +49,6 @@ pub fn solve(problem: &Problem) -> Result<Placement, Error> {
     }
     Ok(Placement {
         combine: best.lanes.combine().id.clone(),
-        fallbacks: plans[1..].iter().take(FALLBACKS).map(|plan| plan.lanes.combine().id.clone()).collect(),
         snapshot: best.snapshot,
         sources,
         reasons: explain(problem, &plans, &choices),

@@ -267,12 +267,7 @@ fn the_longest_snapshot_that_lies_there_is_used() {
 /// One line per reason.
 fn show(problem: &Problem) -> String {
     let placement = solve(problem).unwrap();
-    let mut text = format!(
-        "combine {} then {:?}, snapshot {}\n",
-        placement.combine,
-        placement.fallbacks.iter().map(|id| id.as_str()).collect::<Vec<_>>(),
-        placement.snapshot.0
-    );
+    let mut text = format!("combine {}, snapshot {}\n", placement.combine, placement.snapshot.0);
     for reason in &placement.reasons {
         let source = reason.piece.and_then(|piece| placement.sources[piece].as_ref());
         let source = source.map_or(String::new(), |source| format!("{source:?} "));

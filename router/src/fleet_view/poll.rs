@@ -84,6 +84,7 @@ fn from_description(response: DescribeResponse) -> Result<Seen, WireError> {
         build_tokens_per_second,
         index_partial,
         model,
+        index_whole,
         agent: id,
         epoch: _,
         model_file: _,
@@ -101,6 +102,7 @@ fn from_description(response: DescribeResponse) -> Result<Seen, WireError> {
         link_bytes_per_ms,
         link_fixed: Millis(link_fixed_ms),
         live_share: live_share.clamp(0.0, 1.0),
+        index_whole,
         state: AgentState {
             id,
             role,

@@ -27,6 +27,7 @@ fn seen(identity: u8) -> Seen {
         link_bytes_per_ms: 0.0,
         link_fixed: Millis(0.0),
         live_share: 1.0,
+        index_whole: true,
         state: AgentState::default(),
     }
 }
@@ -67,6 +68,8 @@ fn topologies_are_ordered_by_epoch_and_then_by_revision() {
     assert_eq!(view.adopt(at(5, 2)), ((Epoch(5), 3), false));
     assert_eq!(view.adopt(at(4, 9)), ((Epoch(5), 3), false));
     assert_eq!(view.adopt(at(5, 3)), ((Epoch(5), 3), true), "the same again is no news and no fault");
+    assert_eq!(view.adopt_newer(at(5, 3)), ((Epoch(5), 3), false), "a file does not undo a push");
+    assert_eq!(view.adopt_newer(at(5, 4)), ((Epoch(5), 4), true));
     assert_eq!(view.adopt(at(6, 0)), ((Epoch(6), 0), true));
 }
 

@@ -93,7 +93,7 @@ async fn exchange<S: Shape>(front: Arc<Front>, request: Request) -> Result<Respo
 async fn exchange_in_span<S: Shape>(front: Arc<Front>, request: Request) -> Result<Response, Refusal> {
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
-    let policy = check_key(&front, &parts.headers)?.clone();
+    let policy = check_key(&front, &parts.headers)?;
     let body = read_body(&parts.headers, body, front.bounds.body).await?;
     let mut question = front
         .cpu
@@ -130,8 +130,8 @@ async fn exchange_in_span<S: Shape>(front: Arc<Front>, request: Request) -> Resu
 }
 
 /// The policy of the request's key.
-pub(super) fn check_key<'a>(front: &'a Front, headers: &HeaderMap) -> Result<&'a Policy, Refusal> {
-    front.tenants.check(headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()))
+pub(super) fn check_key(front: &Front, headers: &HeaderMap) -> Result<Policy, Refusal> {
+    front.tenants.now().check(headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok())).cloned()
 }
 
 /// Waits for the whole answer.

@@ -14,9 +14,9 @@ pub(super) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Requests can be answered: an agent that composes is ready.
+/// Requests should be sent here: an agent that composes is ready, and the router stays.
 pub(super) async fn readyz(State(front): State<Arc<Front>>) -> Result<&'static str, Refusal> {
-    if front.stop.is_cancelled() {
+    if front.leaving.is_cancelled() {
         return Err(Refusal::ShutDown);
     }
     if front.fleet.snapshot().is_ready() { Ok("ready\n") } else { Err(Refusal::FindAgent) }

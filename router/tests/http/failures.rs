@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use hypic_router::admission::Limits;
 use hypic_router::front::Bounds;
+use hypic_router::listen::Connections;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::client::{get, post, post_and_hold, read_until};
 use crate::rig::{Rig, Settings};
@@ -99,7 +102,6 @@ async fn the_deadline_and_a_shutdown_end_a_stream_with_an_error_event() {
     read_until(&mut stream, "\"a\"").await;
     rig.front.stop.cancel();
     read_until(&mut stream, "\"code\":\"shutting_down\"").await;
-    assert_eq!(get(rig.address, "/readyz").await.status, 503);
     rig.wait_idle().await;
 }
 
@@ -220,4 +222,29 @@ async fn tenants_have_scopes_of_their_own_in_their_orders() {
     let orders = rig.agents[0].orders.lock().expect("lock").clone();
     assert_eq!(orders[0].order.scope, hypic_domain::key::Scope::of_tenant(&[7; 32], "test"));
     assert_eq!(orders[0].order.tenant.as_str(), "test");
+}
+
+#[tokio::test]
+async fn a_router_that_leaves_says_so_and_still_answers() {
+    let rig = fleet(1).await;
+    rig.answer("copper");
+    assert_eq!(get(rig.address, "/readyz").await.status, 200);
+    rig.front.leaving.cancel();
+    assert_eq!(get(rig.address, "/readyz").await.status, 503);
+    assert_eq!(get(rig.address, "/healthz").await.status, 200);
+    assert_eq!(post(rig.address, CHAT, &question(false)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_come_ends_its_connection_and_frees_its_place() {
+    let connections = Connections { most: 1, head: Duration::from_millis(300) };
+    let rig = Rig::start(Settings { connections, ..Settings::default() }).await;
+    let mut slow = TcpStream::connect(rig.address).await.expect("connects");
+    slow.write_all(b"GET /healthz HTTP/1.1\r\nhost:").await.expect("writes");
+    // Waits for the only place, which the slow one loses.
+    assert_eq!(get(rig.address, "/healthz").await.status, 200);
+    let mut left = Vec::new();
+    // A reset is an end too.
+    drop(slow.read_to_end(&mut left).await);
+    assert!(!left.starts_with(b"HTTP/1.1 200"), "{left:?}");
 }

@@ -14,10 +14,12 @@ use hypic_router::admission::{Admission, CpuWork, Limits};
 use hypic_router::fleet_view::{FleetView, poll};
 use hypic_router::front::{Bounds, Front};
 use hypic_router::http::{Origins, routes};
+use hypic_router::listen::{self, Connections};
 use hypic_router::metrics::Metrics;
 use hypic_router::tenant::{Policy, Tenants};
 use hypic_segment::{Clock, Segmenter};
 use hypic_wire::channel::Channels;
+use hypic_wire::follow::Live;
 use hypic_wire::tls::Security;
 use prometheus::Registry;
 use tokio::net::TcpListener;
@@ -34,6 +36,7 @@ pub(crate) struct Settings {
     pub(crate) bounds: Bounds,
     pub(crate) name: &'static str,
     pub(crate) origins: Vec<String>,
+    pub(crate) connections: Connections,
 }
 
 impl Default for Settings {
@@ -49,6 +52,7 @@ impl Default for Settings {
             },
             name: "hypic-tiny",
             origins: Vec::new(),
+            connections: Connections { most: 512, head: Duration::from_secs(30) },
         }
     }
 }
@@ -112,16 +116,17 @@ impl Rig {
             channels,
             admission: Admission::new(settings.limits),
             cpu: CpuWork::new(2),
-            tenants: Tenants::Keys(vec![(blake3::hash(KEY.as_bytes()), policy)]),
+            tenants: Live::read(Vec::new(), move || Ok(keys(&policy))).expect("no file is read"),
             secret: [7; 32],
             metrics: Arc::new(Metrics::new(Registry::new()).expect("registers")),
             bounds: settings.bounds,
+            leaving: CancellationToken::new(),
             stop: CancellationToken::new(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
         let address = listener.local_addr().expect("bound");
         let routes = routes(front.clone(), Origins { allowed: settings.origins });
-        tokio::spawn(async move { axum::serve(listener, routes).await.expect("serves") });
+        tokio::spawn(listen::serve(listener, routes, settings.connections, std::future::pending()));
         Self { address, front, agents, segmenter }
     }
 
@@ -165,6 +170,10 @@ fn byte_token(byte: u8) -> char {
     }
     let before = (0..byte).filter(|byte| !prints(*byte)).count() as u32;
     char::from_u32(0x100 + before).expect("a character")
+}
+
+fn keys(policy: &Policy) -> Tenants {
+    Tenants::Keys(vec![(blake3::hash(KEY.as_bytes()), policy.clone())])
 }
 
 async fn serve_agent(agent: Stub) -> SocketAddr {

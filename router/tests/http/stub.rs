@@ -121,6 +121,7 @@ impl Agent for Stub {
             build_tokens_per_second: 1000.0,
             index_partial: 0,
             model: None,
+            index_whole: true,
         }))
     }
 

@@ -176,7 +176,7 @@ impl Fleet for Steered {
         request: Request<proto::PushTopologyRequest>,
     ) -> Result<Response<proto::PushTopologyResponse>, Status> {
         check_steers(&request)?;
-        Ok(Response::default())
+        Ok(Response::new(proto::PushTopologyResponse::default()))
     }
 
     async fn read_counters(

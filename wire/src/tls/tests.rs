@@ -17,7 +17,7 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
+        fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
         Self { dir, issuer }
     }
 
@@ -27,8 +27,8 @@ impl Authority {
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let path = |suffix: &str| self.dir.path().join(format!("{name}.{suffix}"));
-        std::fs::write(path("pem"), certificate.pem()).unwrap();
-        std::fs::write(path("key"), key.serialize_pem()).unwrap();
+        fs::write(path("pem"), certificate.pem()).unwrap();
+        fs::write(path("key"), key.serialize_pem()).unwrap();
         TlsFiles { cert: path("pem"), key: path("key"), ca: self.dir.path().join("ca.pem") }
     }
 
@@ -92,14 +92,14 @@ async fn new_files_are_used_for_new_connections_and_broken_ones_change_nothing()
     from(&one).await.unwrap();
     assert!(from(&two).await.is_err());
 
-    std::fs::write(&files.key, "no key").unwrap();
+    fs::write(&files.key, "no key").unwrap();
     tokio::time::sleep(10 * OFTEN).await;
     from(&one).await.unwrap();
 
     // All signed anew by another authority.
     let new = theirs.files("hypic-agent");
     for (from, to) in [(&new.cert, &files.cert), (&new.key, &files.key), (&new.ca, &files.ca)] {
-        std::fs::copy(from, to).unwrap();
+        fs::copy(from, to).unwrap();
     }
     while from(&two).await.is_err() {
         tokio::time::sleep(OFTEN).await;
@@ -119,4 +119,15 @@ fn a_bad_file_is_named() {
     assert!(matches!(empty.load(), Err(Error::FindCertificate { path }) if path == good.key));
     let mixed = TlsFiles { key: other.key, ..good };
     assert!(matches!(mixed.load(), Err(Error::BuildTls { .. })));
+}
+
+#[tokio::test]
+async fn texts_do_as_well_as_files_and_a_bad_one_is_named() {
+    let ours = Authority::new();
+    let files = ours.files("hypic-operator");
+    let read = |path| fs::read_to_string(path).unwrap();
+    let texts = TlsPem { cert: read(&files.cert), key: read(&files.key), ca: read(&files.ca) };
+    let bad = TlsPem { key: "none".to_owned(), ..texts.clone() };
+    assert!(matches!(bad.load(), Err(Error::ReadPem { path, .. }) if path == Path::new("key")));
+    round_trip(ours.security("hypic-agent"), texts.load().unwrap(), ServerRole::Agent).await.unwrap();
 }

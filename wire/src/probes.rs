@@ -1,4 +1,4 @@
-//! The HTTP face: `/healthz`, `/readyz`, `/metrics`.
+//! The HTTP face of a process that serves nothing else over HTTP: `/healthz`, `/readyz`, `/metrics`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 /// What the probes ask.
 pub trait Probed: Send + Sync + 'static {
-    /// `Ok` when the agent can serve; otherwise what it waits for.
+    /// `Ok` when the process can do its work; otherwise what it waits for.
     fn ready(&self) -> Result<(), String>;
     /// The metrics in the text format.
     fn metrics(&self) -> String;

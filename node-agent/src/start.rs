@@ -1,0 +1,221 @@
+//! From the topology that names the agent to the agent: tiers, checkpoint, engine, measurement.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use hypic_domain::key::{Identity, IdentityInput};
+use hypic_domain::serving::ModelFile;
+use hypic_domain::topology::AgentEntry;
+use hypic_domain::unit::Bytes;
+use hypic_kernels::cpu::CpuDevice;
+use hypic_kernels::op::Device;
+use hypic_lookup::{Change, Claim};
+use hypic_scatter::{GrpcPeers, Limits, Scatter};
+use hypic_segment::{Clock, Segmenter};
+use hypic_store::{Observer, Store, StoreConfig, StoreEvent};
+use hypic_wire::bulk::{Budget, BulkServer, HttpPull, PullLimits, ServeLimits, Tickets};
+
+use crate::agent::{Agent, Bulk};
+use crate::args::{Config, Memory};
+use crate::engine::{BuiltTuple, Engine, EngineConfig};
+use crate::index::{Index, Owners};
+use crate::leases::Leases;
+use crate::life::Life;
+use crate::metrics::Metrics;
+
+/// Share of the engine's memory that snapshots may take.
+const SNAPSHOTS: u64 = 8;
+
+/// What is there before the agent.
+pub(crate) struct Before {
+    pub(crate) config: Arc<Config>,
+    pub(crate) life: Arc<Life>,
+    pub(crate) index: Arc<Index>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// The agent and what serves beside it.
+pub(crate) struct Started {
+    pub(crate) agent: Arc<Agent>,
+    pub(crate) peers: Arc<GrpcPeers>,
+    pub(crate) bulk: Arc<BulkServer>,
+}
+
+/// Waits until the topology names this agent, loads its model and measures it.
+///
+/// # Errors
+/// Tiers that do not open, a checkpoint that does not load, an engine that does not start.
+pub(crate) async fn start(before: Before) -> Result<Started> {
+    let Before { config, life, index, metrics } = before;
+    let me = named(&life, &index).await;
+    index.begin_admission();
+    life.enter(format!("loading the model {}", config.model.name));
+    let begun = Instant::now();
+    let loading = {
+        let (config, index) = (Arc::clone(&config), Arc::clone(&index));
+        tokio::task::spawn_blocking(move || {
+            let store = Arc::new(open_store(&config.memory, &index)?);
+            let loaded = load(&config, &store, &index)?;
+            Ok::<_, anyhow::Error>((store, loaded))
+        })
+    };
+    let (store, loaded) = loading.await.context("load the model")??;
+    let Loaded { engine, identity, weights, device } = loaded;
+    let seconds = begun.elapsed().as_secs_f64();
+    tracing::info!(model = %config.model.name, %identity, seconds, "model loaded");
+
+    life.enter("calibrating".to_owned());
+    let calibration = engine.calibrate().await.context("calibrate the engine")?;
+    tracing::info!(?calibration, "calibrated");
+
+    let membership = Arc::clone(&index.membership);
+    let tickets = Arc::new(Tickets::random().context("draw the key of tickets")?);
+    let leases = Arc::new(Leases::new(Arc::clone(&tickets)));
+    let peers = GrpcPeers::new(Arc::clone(&membership.channels), identity, membership.topology());
+    let transport = Arc::new(HttpPull::new(config.security.clone(), PullLimits::default()));
+    let bulk = Arc::new(BulkServer::new(Arc::clone(&leases) as _, tickets, ServeLimits::default()));
+    let scatter = Scatter {
+        me: config.id.clone(),
+        peers: Arc::clone(&peers) as Arc<dyn hypic_scatter::Peers>,
+        index: Arc::new(Owners(Arc::clone(&index))),
+        transport: Arc::clone(&transport) as Arc<dyn hypic_wire::bulk::Transport>,
+        budget: Budget::new(Bytes(config.memory.host_bytes.max(64 << 20))),
+        limits: Limits::default(),
+    };
+    let agent = Arc::new(Agent {
+        role: me.role,
+        model: config.model.clone(),
+        identity,
+        weights,
+        device,
+        engine,
+        store,
+        scatter: Arc::new(scatter),
+        index,
+        membership,
+        leases,
+        metrics,
+        bulk: Bulk { pulled: Arc::clone(transport.counters()), served: Arc::clone(bulk.counters()) },
+        calibration,
+        draining: AtomicBool::new(false),
+    });
+    life.begin(Arc::clone(&agent));
+    Ok(Started { agent, peers, bulk })
+}
+
+/// This agent's entry, as soon as there is one.
+async fn named(life: &Life, index: &Index) -> AgentEntry {
+    let mut changes = index.membership.changes();
+    loop {
+        let epoch = changes.borrow_and_update().epoch;
+        if let Some(me) = index.membership.named() {
+            return me;
+        }
+        life.enter(format!(
+            "waits for a topology that names '{}': epoch {epoch} does not",
+            index.membership.me
+        ));
+        if changes.changed().await.is_err() {
+            // The sender lives in the membership, which is right here.
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Opens the tiers; every change of what they hold is announced to the index.
+fn open_store(memory: &Memory, index: &Arc<Index>) -> Result<Store> {
+    let disk = match &memory.data_dir {
+        Some(folder) if memory.disk_bytes > 0 => Some((folder.clone(), Bytes(memory.disk_bytes))),
+        _ => None,
+    };
+    let config = StoreConfig {
+        device: Bytes(memory.device_bytes),
+        host: Bytes(memory.host_bytes),
+        disk,
+        quota: 1.0,
+        half_life: 4096.0,
+    };
+    Store::open(&config, announcing(index)).context("open the tiers")
+}
+
+/// Tells the index of every change.
+fn announcing(index: &Arc<Index>) -> Observer {
+    let index = Arc::clone(index);
+    Box::new(move |event| {
+        index.record(match event {
+            StoreEvent::Added { key, tier, bytes } => Change::Has(Claim { key, tier, bytes }),
+            StoreEvent::Removed { key } => Change::Gone(key),
+        });
+    })
+}
+
+/// A running engine and what it runs.
+struct Loaded {
+    engine: Engine,
+    identity: Identity,
+    weights: [u8; 32],
+    device: &'static str,
+}
+
+/// Loads the checkpoint and starts the engine; tuples that it builds go to the store, and its snapshots are
+/// announced to the index.
+fn load(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Result<Loaded> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let device = CpuDevice::new(config.memory.threads.unwrap_or(cores)).context("start the CPU device")?;
+    let path = &config.model.path;
+    check_text_files(&config.model)?;
+    let loaded = hypic_models::load(path, &device, config.model.name.clone())
+        .with_context(|| format!("load the checkpoint {}", path.display()))?;
+    let identity = Identity::derive(&IdentityInput {
+        weights: loaded.weights,
+        tokenizer: digest(&path.join("tokenizer.json"))?,
+        architecture: &loaded.architecture,
+        spec: &loaded.spec,
+        format: &config.model.format,
+        seam: config.model.seam.0,
+        lora: None,
+    });
+    let engine = EngineConfig {
+        identity,
+        seam: config.model.seam.0,
+        format: config.model.format,
+        rows: config.memory.step_rows,
+        slots: config.memory.slots,
+        builds: config.memory.slots,
+        queue: config.memory.queue,
+        page_tokens: 32,
+        memory: Bytes(config.memory.engine_bytes),
+        // The CPU device computes in fp32.
+        weights: Bytes(4 * loaded.values),
+        snapshots: Bytes(config.memory.engine_bytes / SNAPSHOTS),
+        ablation: hypic_compose::Ablation::None,
+    };
+    let store = Arc::clone(store);
+    let publish = move |built: BuiltTuple| {
+        if let Err(error) = store.put(&built.tuple, &built.scope, built.took) {
+            tracing::debug!(key = %built.tuple.key(), %error, "a built tuple is not kept");
+        }
+    };
+    let (name, weights) = (device.name(), loaded.weights);
+    let (device, model) = (Arc::new(device), Arc::from(loaded.model));
+    let engine = Engine::start(device, model, engine, Box::new(publish), announcing(index))
+        .context("start the engine")?;
+    Ok(Loaded { engine, identity, weights, device: name })
+}
+
+/// Only routers tokenise and render; but ids of a tokenizer that does not fit the model would give wrong
+/// answers here, and a fleet should find a broken template when it starts.
+fn check_text_files(model: &ModelFile) -> Result<()> {
+    let clock: Clock = Arc::new(SystemTime::now);
+    Segmenter::load(&model.path, model, &clock)
+        .with_context(|| format!("check the tokenizer and template of {}", model.path.display()))?;
+    Ok(())
+}
+
+fn digest(path: &Path) -> Result<[u8; 32]> {
+    let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    Ok(*blake3::hash(&bytes).as_bytes())
+}
