@@ -54,6 +54,9 @@ enum Command {
         /// Tag of the image.
         #[arg(long, default_value = image::TAG)]
         tag: String,
+        /// Take the binaries as they were built last.
+        #[arg(long)]
+        no_build: bool,
     },
     /// Cut a node of the lab off the network, or bring it back.
     Link {
@@ -91,7 +94,7 @@ pub(crate) fn cluster(args: &ClusterArgs) -> Result<()> {
         Command::Down => target.down(),
         Command::Status => lab_of(&target)?.status(),
         Command::Run { command } => target.run(command),
-        Command::Images { tag } => target.images(tag).map(drop),
+        Command::Images { tag, no_build } => target.images(tag, !no_build).map(drop),
         Command::Link { node, state } => {
             let state = match state {
                 LinkState::Up => "up",

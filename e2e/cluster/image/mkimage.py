@@ -11,10 +11,12 @@ import hashlib
 import io
 import json
 import os
+import platform
 import re
 import subprocess
 import tarfile
 
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 MEDIA = "application/vnd.oci.image."
 
 
@@ -87,7 +89,7 @@ def write(args: argparse.Namespace) -> None:
 
     files = blob("layer.v1.tar", layer(args))
     config = blob("config.v1+json", encode({
-        "architecture": "amd64",
+        "architecture": ARCHITECTURE,
         "os": "linux",
         "config": {
             "Entrypoint": args.entrypoint,
@@ -100,7 +102,7 @@ def write(args: argparse.Namespace) -> None:
     kind = "manifest.v1+json"
     manifest = encode({"schemaVersion": 2, "mediaType": MEDIA + kind, "config": config, "layers": [files]})
     entry = blob(kind, manifest) | {
-        "platform": {"architecture": "amd64", "os": "linux"},
+        "platform": {"architecture": ARCHITECTURE, "os": "linux"},
         "annotations": {
             "io.containerd.image.name": args.name,
             "org.opencontainers.image.ref.name": args.name.rsplit(":", 1)[1],

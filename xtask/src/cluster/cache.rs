@@ -1,7 +1,7 @@
 //! Files that take long to make, kept with the digest of what they were made from.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -17,14 +17,16 @@ pub(crate) fn folder() -> PathBuf {
 
 /// Makes `file` unless it was made under this key before; `make` gets the path to write to. Says whether it did.
 pub(crate) fn cached(file: &Path, key: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<bool> {
+    let folder = file.parent().unwrap_or(file);
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    // Another lab may be making the same.
+    let lock = File::open(folder).with_context(|| format!("open {}", folder.display()))?;
+    lock.lock().with_context(|| format!("lock {}", folder.display()))?;
     let key_file = beside(file, ".key");
     if file.exists() && fs::read_to_string(&key_file).is_ok_and(|made| made == key) {
         return Ok(false);
     }
     let part = beside(file, ".part");
-    if let Some(folder) = file.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    }
     make(&part)?;
     fs::rename(&part, file).with_context(|| format!("move {} into place", file.display()))?;
     fs::write(&key_file, key).with_context(|| format!("write {}", key_file.display()))?;

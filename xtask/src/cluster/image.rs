@@ -49,15 +49,18 @@ pub(crate) fn cluster() -> Result<Vec<Archive>> {
     ])
 }
 
-/// Router, agent and operator with the demo's model; `prefix` is a registry's host and path.
-pub(crate) fn hypic(prefix: Option<&str>, tag: &str) -> Result<Archive> {
+/// Router, agent and operator with the demo's model; `prefix` is a registry's host and path, `build` runs cargo
+/// first.
+pub(crate) fn hypic(prefix: Option<&str>, tag: &str, build: bool) -> Result<Archive> {
     let parts: Vec<_> =
         PARTS.into_iter().filter(|(folder, _)| root().join(folder).join("Cargo.toml").exists()).collect();
-    let mut build = vec!["build", "--locked", "--bins"];
-    for (_, package) in &parts {
-        build.extend(["--package", package]);
+    if build {
+        let mut arguments = vec!["build", "--locked", "--bins"];
+        for (_, package) in &parts {
+            arguments.extend(["--package", package]);
+        }
+        cargo(&arguments)?;
     }
-    cargo(&build)?;
     let mut files = vec![(root().join("e2e/models/hypic-tiny"), "/models/hypic-tiny".to_owned())];
     let mut libraries = Vec::new();
     for (_, name) in &parts {

@@ -173,3 +173,32 @@ pub(crate) fn configuration(name: &str, values: &[(&str, &str)]) -> Result<Strin
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_fit_for_files_and_cgroups() {
+        assert!(Lab::new("lab2").is_ok());
+        for name in ["", "Lab", "a/b", "..", "a-b", "seventeenletters1"] {
+            assert!(Lab::new(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn sockets_fit_their_limit() {
+        let lab = Lab::new("sixteenletters16").unwrap();
+        let socket = Node::new(&lab, 9).dir().join("containerd.sock");
+        assert!(socket.as_os_str().len() < 100, "{}", socket.display());
+    }
+
+    #[test]
+    fn a_configuration_has_every_value() {
+        let values = [("PKI", "/pki"), ("ADDRESS", "10.0.0.1"), ("NODE", "node-1")];
+        let text = configuration("proxy.yaml", &values).unwrap();
+        assert!(text.contains("kubeconfig: \"/pki/proxy.kubeconfig\""), "{text}");
+        let fault = configuration("proxy.yaml", &values[1..]).unwrap_err().to_string();
+        assert!(fault.contains("proxy.yaml") && fault.contains("{{PKI}}"), "{fault}");
+    }
+}

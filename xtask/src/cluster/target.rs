@@ -134,8 +134,9 @@ impl Target {
         }
     }
 
-    /// Builds the hypic image and brings it to where the nodes find it; returns what pods name it by.
-    pub(crate) fn images(&self, tag: &str) -> Result<String> {
+    /// Makes the hypic image and brings it to where the nodes find it; returns what pods name it by. `build` runs
+    /// cargo first.
+    pub(crate) fn images(&self, tag: &str, build: bool) -> Result<String> {
         let prefix = match self {
             Self::Lab(lab) => {
                 lab.need_running()?;
@@ -146,7 +147,7 @@ impl Target {
             }
             Self::Current { registry } | Self::Kind { registry } => registry.as_deref(),
         };
-        let image = step("build the hypic image", || image::hypic(prefix, tag))?;
+        let image = step("make the hypic image", || image::hypic(prefix, tag, build))?;
         step("bring it to the nodes", || self.deliver(&image))?;
         Ok(image.reference)
     }
@@ -182,4 +183,25 @@ fn need_kind() -> Result<()> {
         bail!("--cluster kind: 'docker info' fails; kind runs its nodes in docker");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(cluster: Which, registry: Option<&str>) -> Result<Target> {
+        Target::new(&TargetArgs { cluster, registry: registry.map(str::to_owned), lab: "lab".to_owned() })
+    }
+
+    #[test]
+    fn the_lab_pulls_from_no_registry() {
+        let fault = target(Which::Lab, Some("registry.test/team")).err().unwrap().to_string();
+        assert!(fault.starts_with("--registry:"), "{fault}");
+    }
+
+    #[test]
+    fn somebody_elses_cluster_needs_a_registry_for_images() {
+        let fault = target(Which::Current, None).unwrap().images("1", false).unwrap_err().to_string();
+        assert!(fault.starts_with("--registry:"), "{fault}");
+    }
 }
