@@ -1,7 +1,7 @@
 //! How many scatter workers: signal → decide → actuate.
 //!
 //! [`Meter`] turns what the routers counted into one [`Signal`]; [`decide`] turns a signal and what was
-//! [remembered](History) into a [`Decision`]. Who applies it is not here. Nothing here knows Kubernetes or
+//! [remembered](History) into a [`Decision`]. Who applies it is not here. Nothing here talks to Kubernetes or
 //! does I/O, and the clock is an argument: any monotonic origin will do.
 //!
 //! The demand is cold tokens per second over what a worker builds per second. The share of cold tokens opens
@@ -15,7 +15,6 @@ mod decide;
 mod history;
 mod law;
 mod meter;
-mod policy;
 mod reason;
 mod signal;
 
@@ -23,6 +22,5 @@ pub use counters::{Counters, Worker};
 pub use decide::{Decision, decide};
 pub use history::History;
 pub use meter::{Meter, Pull, Settings, Unreachable};
-pub use policy::{Error, Mode, Policy, ScalingRules, ValidPolicy};
 pub use reason::Reason;
 pub use signal::{Freshness, Signal};

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use hypic_crds::scaling::{Scaling, ScalingMode, ScalingRules};
+
 use super::history::{History, Seen};
 use super::law::{Ask, Past, ask};
-use super::policy::{Mode, Policy, ScalingRules, ValidPolicy, seconds};
 use super::reason::Reason;
 use super::signal::Signal;
 
@@ -29,7 +30,7 @@ pub struct Decision {
 /// `desired` always lies in the policy's bounds. Inside them, nothing that is unknown lowers it: neither
 /// counters that are missing nor recommendations from before a restart.
 pub fn decide(
-    policy: &ValidPolicy,
+    policy: &Scaling,
     signal: &Signal,
     current: i32,
     history: &mut History,
@@ -53,8 +54,9 @@ pub fn decide(
     outcome.bound(policy);
     let Outcome { desired, reason, held } = outcome;
     let held = held.map(|held| format!("; {held}")).unwrap_or_default();
-    let message = format!("{desired} workers, now {current}: {}{held}.", ask.because);
-    Decision { desired, raw, reason, message, advisory: policy.mode == Mode::Advisory }
+    let from = if desired == current { String::new() } else { format!("{current} → ") };
+    let message = format!("{from}{desired} workers: {}{held}.", ask.because);
+    Decision { desired, raw, reason, message, advisory: policy.mode == ScalingMode::Advisory }
 }
 
 /// Counters that are missing count as nothing upwards and as the present number downwards: what the others
@@ -84,9 +86,9 @@ impl Outcome {
 
     /// Up to the lowest recommendation of the window upwards, down to the highest of the one downwards. What
     /// was recommended before anything was remembered counts as the present number.
-    fn stabilise(&mut self, policy: &Policy, current: i32, seen: &Seen<'_>) {
+    fn stabilise(&mut self, policy: &Scaling, current: i32, seen: &Seen<'_>) {
         let rules = if self.desired > current { &policy.scale_up } else { &policy.scale_down };
-        let window = rules.window();
+        let window = seconds(rules.stabilization_window_seconds);
         let unknown = (!seen.covers(window)).then_some(current);
         let all = seen.recommended(window).chain(unknown);
         let stable = if self.desired > current {
@@ -107,7 +109,7 @@ impl Outcome {
     }
 
     /// No further than the rules allow.
-    fn step(&mut self, policy: &Policy, current: i32, seen: &Seen<'_>) {
+    fn step(&mut self, policy: &Scaling, current: i32, seen: &Seen<'_>) {
         let limited = if self.desired > current {
             self.desired.min(most(&policy.scale_up, current, seen))
         } else if self.desired < current {
@@ -122,7 +124,7 @@ impl Outcome {
     }
 
     /// The last worker goes only after the pool was idle for long enough.
-    fn rest(&mut self, policy: &Policy, current: i32, idle_for: Duration) {
+    fn rest(&mut self, policy: &Scaling, current: i32, idle_for: Duration) {
         if self.desired > 0 || current == 0 || policy.min_replicas > 0 {
             return;
         }
@@ -134,7 +136,7 @@ impl Outcome {
         }
     }
 
-    fn bound(&mut self, policy: &Policy) {
+    fn bound(&mut self, policy: &Scaling) {
         if self.desired > policy.max_replicas {
             let max = policy.max_replicas;
             self.set(max, Reason::AtMaximum, format!("maxReplicas is {max}"));
@@ -147,17 +149,21 @@ impl Outcome {
 
 /// Most workers that the rules allow now.
 fn most(rules: &ScalingRules, current: i32, seen: &Seen<'_>) -> i32 {
-    let begin = current.saturating_sub(seen.added(rules.period())).max(0);
+    let begin = current.saturating_sub(seen.added(seconds(rules.period_seconds))).max(0);
     // Rounded up as HPA does: a percentage of few workers is still one.
     begin.saturating_add(rules.workers.max(hundredths(begin, rules.percent, 99))).max(current)
 }
 
 /// Fewest workers that the rules allow now.
 fn fewest(rules: &ScalingRules, current: i32, seen: &Seen<'_>) -> i32 {
-    let begin = current.saturating_add(seen.removed(rules.period()));
+    let begin = current.saturating_add(seen.removed(seconds(rules.period_seconds)));
     begin.saturating_sub(rules.workers.max(hundredths(begin, rules.percent, 0))).clamp(0, current)
 }
 
 fn hundredths(of: i32, percent: i32, rounding: i64) -> i32 {
     i32::try_from((i64::from(of) * i64::from(percent) + rounding) / 100).unwrap_or(i32::MAX)
+}
+
+fn seconds(seconds: i32) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }

@@ -14,7 +14,8 @@
 //! a part to matter. A queue says that workers are too few, but not how many are enough: what was too much for
 //! one is remembered, so that the pool does not try it again in the same hour.
 
-use super::policy::Policy;
+use hypic_crds::scaling::Scaling;
+
 use super::reason::{Reason, about};
 use super::signal::Signal;
 
@@ -55,7 +56,7 @@ pub(super) struct Past {
 }
 
 /// What `signal` asks of a pool of `current` workers.
-pub(super) fn ask(policy: &Policy, signal: &Signal, current: i32, past: Past) -> Ask {
+pub(super) fn ask(policy: &Scaling, signal: &Signal, current: i32, past: Past) -> Ask {
     let cold = signal.cold_tokens_per_second.max(0.0);
     let activation = f64::from(policy.activation_cold_share_percent);
     let gate = if current <= policy.min_replicas { activation } else { activation * HYSTERESIS };
@@ -76,7 +77,7 @@ pub(super) fn ask(policy: &Policy, signal: &Signal, current: i32, past: Past) ->
 }
 
 struct Pool<'a> {
-    policy: &'a Policy,
+    policy: &'a Scaling,
     signal: &'a Signal,
     current: i32,
     cold: f64,

@@ -1,7 +1,5 @@
 //! Why a decision is what it is.
 
-use std::fmt;
-
 /// What settled the number. Its name is the reason of a condition and of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
@@ -50,12 +48,24 @@ impl Reason {
         Self::AtMinimum,
         Self::Frozen,
     ];
-}
 
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The variants are CamelCase as Kubernetes wants reasons.
-        fmt::Debug::fmt(self, f)
+    /// CamelCase, as Kubernetes wants reasons.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Demand => "Demand",
+            Self::WithinTolerance => "WithinTolerance",
+            Self::BelowColdShare => "BelowColdShare",
+            Self::SloFloor => "SloFloor",
+            Self::QueueAge => "QueueAge",
+            Self::NoSpeedKnown => "NoSpeedKnown",
+            Self::Stabilized => "Stabilized",
+            Self::WaitingForWindow => "WaitingForWindow",
+            Self::StepLimited => "StepLimited",
+            Self::ScaledToZero => "ScaledToZero",
+            Self::AtMaximum => "AtMaximum",
+            Self::AtMinimum => "AtMinimum",
+            Self::Frozen => "Frozen",
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Faults of other autoscalers, made here. The numbers are rows of the list of faults that this design began
 //! with.
 
-use hypic_operator::scaling::{Freshness, History, Meter, Mode, Reason, Settings, Signal, decide};
+use hypic_crds::scaling::ScalingMode;
+use hypic_operator::scaling::{Freshness, History, Meter, Reason, Settings, Signal, decide};
 
 use super::meter::{Router, run};
 use super::scene::{ONE, Scene, s, signal};
@@ -9,7 +10,7 @@ use super::scene::{ONE, Scene, s, signal};
 #[test]
 fn row_14_an_advisory_decision_is_marked_and_otherwise_the_same() {
     let automatic = Scene::at(4).needs(7.0).decide();
-    let advisory = Scene::at(4).needs(7.0).under(|policy| policy.mode = Mode::Advisory).decide();
+    let advisory = Scene::at(4).needs(7.0).under(|policy| policy.mode = ScalingMode::Advisory).decide();
     assert!(!automatic.advisory && advisory.advisory);
     assert_eq!((automatic.desired, automatic.message), (advisory.desired, advisory.message));
 }
@@ -113,7 +114,7 @@ fn row_23_an_outage_of_the_counters_never_lowers() {
 #[test]
 fn row_23_a_pull_that_hangs_freezes_as_well() {
     let mut scene = Scene::at(4);
-    let policy = scene.policy.clone().check().unwrap();
+    let policy = scene.policy.clone();
     let old = Signal { taken_at: scene.now, ..signal(0.0, 4) };
     for _ in 0..200 {
         scene.now += s(5);
@@ -168,7 +169,7 @@ fn a_worker_that_never_comes_up_is_not_waited_for_forever() {
 fn a_restart_of_the_operator_lowers_nothing_for_a_window() {
     let mut meter = Meter::new(Settings::default());
     let mut history = History::new();
-    let policy = Scene::at(0).policy.check().unwrap();
+    let policy = Scene::at(0).policy;
     let idle = Router::new("a", 0, 0);
     let mut lowered = None;
     for now in (1000..2000).step_by(5) {

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use hypic_operator::scaling::{Freshness, History, Policy, ScalingRules, Signal, decide};
+use hypic_crds::scaling::{Scaling, ScalingRules};
+use hypic_operator::scaling::{Freshness, History, Signal, decide};
 use proptest::prelude::*;
 
 use super::scene::{ONE, Scene, between, s, signal};
@@ -27,8 +28,8 @@ prop_compose! {
         queue in prop::option::of(100..5000),
         (tolerance_percent, idle_seconds) in (0..=20, 0..200),
         (scale_up, scale_down) in (rules(), rules()),
-    ) -> Policy {
-        Policy {
+    ) -> Scaling {
+        Scaling {
             activation_cold_share_percent,
             target_utilization_percent,
             first_token_target_milliseconds: slo,
@@ -72,7 +73,7 @@ proptest! {
     fn what_is_desired_is_allowed(
         policy in policies(), signals in prop::collection::vec(signals(), 1..60), begin in 0..60,
     ) {
-        let (policy, mut history, mut current) = (policy.check().unwrap(), History::new(), begin);
+        let (mut history, mut current) = (History::new(), begin);
         for (tick, signal) in (0..).zip(signals) {
             let now = s(5 * tick);
             let decision = decide(&policy, &Signal { taken_at: now, ..signal }, current, &mut history, now);
@@ -89,7 +90,7 @@ proptest! {
             Just(Freshness::Starting), Just(Freshness::NoRouters), Just(Freshness::Stale { router: "r".into() })
         ],
     ) {
-        let (policy, mut history) = (policy.check().unwrap(), History::new());
+        let mut history = History::new();
         let mut now = s(0);
         for signal in past {
             decide(&policy, &Signal { taken_at: now, ..signal }, current, &mut history, now);
@@ -105,7 +106,6 @@ proptest! {
         (less, more) in (0.0..60.0 * ONE, 0.0..20.0 * ONE), all in 1.0..300.0 * ONE, requests in 0.1..50.0,
         settled in any::<bool>(),
     ) {
-        let policy = policy.check().unwrap();
         let raw = |cold: f64| {
             let mut history = History::new();
             let signal = |now| Signal {
@@ -131,7 +131,7 @@ proptest! {
     fn no_period_sees_more_workers_go_than_its_policies_allow(
         policy in policies(), signals in prop::collection::vec(signals(), 1..120), begin in 4i32..40,
     ) {
-        let (policy, mut history) = (policy.check().unwrap(), History::new());
+        let mut history = History::new();
         let mut current = begin.clamp(policy.min_replicas, policy.max_replicas);
         // Workers before each tick, newest last.
         let mut past: VecDeque<i32> = VecDeque::new();
@@ -156,7 +156,7 @@ proptest! {
     fn steady_input_settles_and_stays(
         policy in policies(), cold in 0.0..30.0 * ONE, share in 0.0..100.0, begin in 0..40,
     ) {
-        let (policy, mut history, mut current) = (policy.check().unwrap(), History::new(), begin);
+        let (mut history, mut current) = (History::new(), begin);
         let mut directions = Vec::new();
         for now in (0..7200).step_by(5).map(s) {
             let signal = Signal { taken_at: now, cold_share_percent: share, ..signal(cold, current) };
@@ -176,7 +176,6 @@ proptest! {
     fn a_decision_is_a_function_of_its_arguments(
         policy in policies(), signals in prop::collection::vec(signals(), 1..40), current in 0..40,
     ) {
-        let policy = policy.check().unwrap();
         let run = || {
             let mut history = History::new();
             let decide = |(tick, signal): (u64, &Signal)| {

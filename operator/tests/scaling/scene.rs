@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use hypic_operator::scaling::{Decision, Freshness, History, Mode, Policy, ScalingRules, Signal, decide};
+use hypic_crds::scaling::{Scaling, ScalingMode, ScalingRules};
+use hypic_operator::scaling::{Decision, Freshness, History, Signal, decide};
 
 /// Cold tokens per second that are one worker's.
 pub(crate) const ONE: f64 = 700.0;
@@ -13,17 +14,17 @@ pub(crate) fn s(seconds: u64) -> Duration {
 }
 
 /// The resource's defaults between these bounds, but only half of the workers may go in a minute.
-pub(crate) fn between(min_replicas: i32, max_replicas: i32) -> Policy {
+pub(crate) fn between(min_replicas: i32, max_replicas: i32) -> Scaling {
     let rules = |stabilization_window_seconds, workers, percent, period_seconds| ScalingRules {
         stabilization_window_seconds,
         workers,
         percent,
         period_seconds,
     };
-    Policy {
+    Scaling {
         min_replicas,
         max_replicas,
-        mode: Mode::Auto,
+        mode: ScalingMode::Auto,
         activation_cold_share_percent: 5,
         target_utilization_percent: 70,
         tolerance_percent: 10,
@@ -55,7 +56,7 @@ pub(crate) fn signal(cold: f64, usable_workers: i32) -> Signal {
 
 /// A pool with its past, and the decision that is asked for now.
 pub(crate) struct Scene {
-    pub(crate) policy: Policy,
+    pub(crate) policy: Scaling,
     pub(crate) current: i32,
     pub(crate) signal: Signal,
     pub(crate) history: History,
@@ -94,8 +95,7 @@ impl Scene {
     /// Decides now.
     pub(crate) fn decide(&mut self) -> Decision {
         let signal = Signal { taken_at: self.now, ..self.signal.clone() };
-        let policy = self.policy.clone().check().unwrap();
-        decide(&policy, &signal, self.current, &mut self.history, self.now)
+        decide(&self.policy, &signal, self.current, &mut self.history, self.now)
     }
 
     /// Demand of so many workers.
@@ -117,7 +117,7 @@ impl Scene {
     }
 
     /// Changes the policy.
-    pub(crate) fn under(mut self, change: impl FnOnce(&mut Policy)) -> Self {
+    pub(crate) fn under(mut self, change: impl FnOnce(&mut Scaling)) -> Self {
         change(&mut self.policy);
         self
     }

@@ -4,7 +4,8 @@
 mod fleet;
 
 use fleet::{Outcome, Setup, run};
-use hypic_operator::scaling::{Policy, Reason};
+use hypic_crds::scaling::Scaling;
+use hypic_operator::scaling::Reason;
 
 use super::scene::between;
 
@@ -13,9 +14,9 @@ const SEEDS: std::ops::RangeInclusive<u64> = 1..=5;
 /// Runs once per seed and looks at each run. Prints most and last workers wanted, how often that changed and
 /// turned round, and 95th percentiles of first tokens of cold requests, in ms, of the hour and of its last ten
 /// minutes.
-fn simulate(name: &str, setup: &Setup, policy: &Policy, look: impl Fn(&Outcome)) {
+fn simulate(name: &str, setup: &Setup, policy: &Scaling, look: impl Fn(&Outcome)) {
     for seed in SEEDS {
-        let outcome = run(setup.clone(), &policy.clone().check().unwrap(), seed);
+        let outcome = run(setup.clone(), policy, seed);
         let (changes, turns) = (outcome.changes(0, 3600), outcome.turns());
         let (all, late) = (outcome.p95(0, 3600), outcome.p95(3000, 3600));
         let (peak, end) = (outcome.peak(), outcome.end());
@@ -25,12 +26,12 @@ fn simulate(name: &str, setup: &Setup, policy: &Policy, look: impl Fn(&Outcome))
     }
 }
 
-fn policy() -> Policy {
+fn policy() -> Scaling {
     between(0, 16)
 }
 
-fn with_slo(ms: i32) -> Policy {
-    Policy { first_token_target_milliseconds: Some(ms), ..policy() }
+fn with_slo(ms: i32) -> Scaling {
+    Scaling { first_token_target_milliseconds: Some(ms), ..policy() }
 }
 
 /// Six requests a second with 2400 cold tokens each are 5.1 workers' at 70 % of 4000 tokens/s.
@@ -143,10 +144,10 @@ fn an_slo_that_workers_cannot_meet_does_not_run_to_the_maximum() {
 /// At 100 % use demand alone asks for four workers that are nearly always busy, and the queue grows.
 #[test]
 fn a_bound_on_the_queue_is_kept() {
-    let full = Policy { target_utilization_percent: 100, ..policy() };
+    let full = Scaling { target_utilization_percent: 100, ..policy() };
     let setup = Setup { admitted: 6, ..Setup::default() };
     simulate("100 % use", &setup, &full, |outcome| assert!(outcome.p95(3000, 3600) > 1000));
-    let bounded = Policy { max_queue_age_milliseconds: Some(500), ..full };
+    let bounded = Scaling { max_queue_age_milliseconds: Some(500), ..full };
     simulate("100 % use, queue 500 ms", &setup, &bounded, |outcome| {
         assert!((5..=8).contains(&outcome.end()) && outcome.p95(3000, 3600) <= 1000);
         assert!(outcome.turns() <= 8);

@@ -5,10 +5,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
+use hypic_crds::scaling::Scaling;
 use hypic_domain::id::{AgentId, Incarnation};
 use hypic_domain::topology::AgentRole;
 use hypic_operator::scaling::{
-    Counters, Decision, History, Meter, Pull, Settings, Unreachable, ValidPolicy, Worker, decide,
+    Counters, Decision, History, Meter, Pull, Settings, Unreachable, Worker, decide,
 };
 
 /// Segments of a request and tokens of a segment.
@@ -165,7 +166,7 @@ struct Fleet {
 }
 
 /// Lets a fleet, at first of no workers, run under a policy.
-pub(crate) fn run(setup: Setup, policy: &ValidPolicy, seed: u64) -> Outcome {
+pub(crate) fn run(setup: Setup, policy: &Scaling, seed: u64) -> Outcome {
     let lane = || Lane { up: 0, builds: VecDeque::new() };
     let mut fleet = Fleet {
         routers: (0..3).map(|router| Router::new(format!("router-{router}"), 0)).collect(),
