@@ -49,7 +49,8 @@ text_id! {
     RequestId
 }
 
-/// One life of an agent process: drawn at start. A new incarnation voids all claims of the former one.
+/// One life of an agent process, told at its start: later lives have larger numbers. A new incarnation voids all
+/// claims of the former one, which is not listened to any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incarnation(pub u64);

@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use hypic_domain::topology::Topology;
 use hypic_wire::channel::Channels;
-use hypic_wire::proto;
+use hypic_wire::proto::ReadCountersResponse;
+use hypic_wire::steer::Adopted;
 use hypic_wire::tls::{ServerRole, TlsFiles};
 use serde::{Deserialize, Serialize};
 
@@ -53,11 +54,9 @@ pub fn push_as(dir: &Path, name: &str, topology: &Topology) -> Result<Vec<Pushed
         parts.extend(agents.map(|(id, control)| (id, control, ServerRole::Agent)));
         let mut pushed = Vec::new();
         for (to, control, role) in parts {
-            let mut client = channels.fleet(control, role).with_context(|| format!("reach {to}"))?;
-            let request = proto::PushTopologyRequest { topology: Some(topology.clone().into()) };
-            let answer = client.push_topology(request).await.with_context(|| format!("push to {to}"))?;
-            let proto::PushTopologyResponse { epoch, revision, accepted } = answer.into_inner();
-            pushed.push(Pushed { to: to.to_owned(), epoch, revision, accepted });
+            let adopted = channels.push_topology(control, role, topology).await;
+            let Adopted { epoch, revision, accepted } = adopted.with_context(|| format!("push to {to}"))?;
+            pushed.push(Pushed { to: to.to_owned(), epoch: epoch.0, revision, accepted });
         }
         Ok(pushed)
     })
@@ -67,13 +66,10 @@ pub fn push_as(dir: &Path, name: &str, topology: &Topology) -> Result<Vec<Pushed
 ///
 /// # Errors
 /// The fleet's files, or a router that does not answer.
-pub fn counters(dir: &Path) -> Result<proto::ReadCountersResponse> {
+pub fn counters(dir: &Path) -> Result<ReadCountersResponse> {
     let (addresses, channels) = reach(dir, "hypic-router")?;
     runtime()?.block_on(async {
-        let mut client = channels.fleet(&addresses.router_control, ServerRole::Router)?;
-        let answer =
-            client.read_counters(proto::ReadCountersRequest {}).await.context("read the counters")?;
-        Ok(answer.into_inner())
+        channels.read_counters(&addresses.router_control).await.context("read the counters")
     })
 }
 

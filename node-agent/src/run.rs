@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use hypic_domain::id::Incarnation;
@@ -43,8 +43,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Output = ()>) -> Result<()> {
     let config = Arc::new(config);
     let channels = Arc::new(Channels::new(config.security.clone()));
-    let incarnation = Incarnation(rand::random());
-    let membership = Membership::new(config.id.clone(), incarnation, channels, config.topology.clone());
+    let membership = Membership::new(config.id.clone(), incarnation(), channels, config.topology.clone());
     let membership = Arc::new(membership);
     let index = Arc::new(Index::new(Arc::clone(&membership)));
     let life = Arc::new(Life::default());
@@ -95,6 +94,14 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
     drain(&agent, config.drain).await;
     stop.cancel();
     Ok(())
+}
+
+/// A later life has a larger number, or slot owners would take it for one that is over: milliseconds since 1970, and
+/// chance where two begin in one.
+fn incarnation() -> Incarnation {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let millis = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+    Incarnation((millis << 20) | u64::from(rand::random::<u32>() >> 12))
 }
 
 async fn done(work: impl Future<Output = ()>) -> Result<()> {

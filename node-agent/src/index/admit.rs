@@ -30,6 +30,8 @@ enum Standing {
     Away,
     /// It goes by another topology.
     At(Epoch),
+    /// It has heard a later life of this agent.
+    Fences,
     Takes,
 }
 
@@ -45,6 +47,7 @@ impl Admission {
     pub(super) fn answered(&self, owner: &AgentId, verdict: Verdict) {
         let standing = match verdict {
             Verdict::WrongOwner { epoch } => Standing::At(epoch),
+            Verdict::Fenced { .. } => Standing::Fences,
             _ => Standing::Takes,
         };
         self.owners().insert(owner.clone(), standing);
@@ -73,6 +76,10 @@ impl Index {
                 Some(Standing::At(epoch)) => {
                     let ours = topology.epoch;
                     return Err(format!("waits for {}, which is at epoch {epoch} and not {ours}", owner.id));
+                }
+                Some(Standing::Fences) => {
+                    let why = "knows a later life of it: does it run twice, or is its clock behind?";
+                    return Err(format!("{} {why}", owner.id));
                 }
                 Some(Standing::Takes) | None => {
                     return Err(format!("waits for {} to take in what this agent holds", owner.id));
