@@ -20,20 +20,30 @@ const BINARY: [(&str, u32); 6] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)
 impl Amount {
     /// Whole bytes, rounded up; nothing for text that is no quantity, is negative or beyond 64 bits.
     pub fn bytes(&self) -> Option<u64> {
+        self.scaled(0)
+    }
+
+    /// Thousandths, rounded up: what amounts of CPU are compared by.
+    pub fn millis(&self) -> Option<u64> {
+        self.scaled(3)
+    }
+
+    /// The amount times ten to the `shift`.
+    fn scaled(&self, shift: i32) -> Option<u64> {
         let text = self.0.trim();
         if let Some((number, power)) =
             BINARY.iter().find_map(|(suffix, power)| Some((text.strip_suffix(suffix)?, power)))
         {
-            return scale(number, 1_u128 << power, 0);
+            return scale(number, 1_u128 << power, shift);
         }
         if let Some((number, exponent)) =
             text.split_once(['e', 'E']).filter(|(_, exponent)| !exponent.is_empty())
         {
-            return scale(number, 1, exponent.parse().ok()?);
+            return scale(number, 1, exponent.parse::<i32>().ok()?.checked_add(shift)?);
         }
         let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
         let (_, power) = DECIMAL.iter().find(|(suffix, _)| *suffix == &text[digits.len()..])?;
-        scale(digits, 1, *power)
+        scale(digits, 1, *power + shift)
     }
 
     /// The same as the API's own type.

@@ -35,6 +35,7 @@ use crate::pool::{CacheTier, NodePool, PoolRole, Router};
 #[x_kube(
     validation = Rule::new("self.nodePools.exists(p, p.role == 'Combine')").message("nodePools needs at least one pool with role Combine").field_path(".nodePools"),
     validation = Rule::new("self.nodePools.all(p, p.modelRef == self.nodePools[0].modelRef)").message("all nodePools must have the same modelRef: a HypicCluster serves one model").field_path(".nodePools"),
+    validation = Rule::new("self.nodePools.filter(p, has(p.scaling)).size() <= 1").message("at most one pool may have scaling: the demand is that of the whole cluster").field_path(".nodePools"),
     validation = Rule::new("!self.cacheTiers.exists(t, t.tier == 'Object')").message("the Object tier does not exist yet: use Device, Host and Disk").field_path(".cacheTiers"),
     validation = Rule::new("self.cacheTiers.exists(t, t.tier == 'Object') || (self.cacheTiers.size() >= 2 && self.cacheTiers[0].tier == 'Device' && self.cacheTiers[1].tier == 'Host')").message("cacheTiers must be in the order Device, Host, Disk, and Device and Host must be there").field_path(".cacheTiers"),
 )]

@@ -4,6 +4,7 @@
 //! what needs a second object (a missing model, a missing Secret) is told by the operator in a condition.
 //! The YAML under `charts/hypic-crds` is written from these types by `cargo xtask crds --write`.
 #![warn(missing_docs)]
+#![expect(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
 #![expect(unreachable_pub, reason = "the derive of KubeSchema repeats each struct inside a function")]
 
 pub mod amount;

@@ -19,7 +19,8 @@ pub struct Scaling {
     /// Who decides.
     #[serde(default)]
     pub mode: ScalingMode,
-    /// Workers are added only while at least this share of segment tokens is cold, in per cent.
+    /// Workers are added only while at least this share of segment tokens is cold, in per cent. Above `minReplicas`
+    /// half of it is enough to keep them, so that the pool does not turn round at the edge.
     #[serde(default = "activation")]
     #[schemars(range(min = 0, max = 100))]
     pub activation_cold_share_percent: i32,
@@ -96,5 +97,5 @@ fn up() -> ScalingRules {
     ScalingRules { stabilization_window_seconds: 0, workers: 4, percent: 100, period_seconds: 15 }
 }
 fn down() -> ScalingRules {
-    ScalingRules { stabilization_window_seconds: window(), workers: 1, percent: 100, period_seconds: 60 }
+    ScalingRules { stabilization_window_seconds: window(), workers: 1, percent: 50, period_seconds: 60 }
 }

@@ -8,6 +8,7 @@ use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use std::io::IsTerminal;
 use tonic::metadata::{MetadataKey, MetadataMap};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::EnvFilter;
@@ -59,7 +60,12 @@ pub fn start(service: &'static str, filter: &str, endpoint: Option<&str>) -> Res
     let provider = provider.build();
     let started = tracing_subscriber::registry()
         .with(filter)
-        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr))
+        .with(
+            tracing_subscriber::fmt::layer()
+                .with_writer(std::io::stderr)
+                // Colour codes would end in conditions, which repeat the end of a log.
+                .with_ansi(std::io::stderr().is_terminal()),
+        )
         .with(tracing_opentelemetry::layer().with_tracer(provider.tracer(service)))
         .try_init();
     if started.is_err() {

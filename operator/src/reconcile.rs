@@ -1,0 +1,323 @@
+//! One pass over one HypicCluster, top to bottom: observe → validate → plan → apply → report.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use hypic_crds::condition::kind;
+use hypic_crds::pool::NodePool;
+use hypic_crds::{HypicCluster, HypicModel};
+use hypic_domain::topology::Topology;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::controller::Action;
+use kube::runtime::events::{Event, EventType, Recorder};
+use kube::{Client, Resource, ResourceExt};
+use serde_json::Value;
+
+use crate::apply::{self, Step, carry_out, leftovers, steps};
+use crate::metrics::{ClusterGauges, Kind, Metrics};
+use crate::observe::{Observed, observe};
+use crate::plan::names::Names;
+use crate::plan::topology::Known;
+use crate::plan::{Defaults, Inputs, Plan, plan};
+use crate::pulse::{ClusterKey, Fleet, Pulses, RouterPod, ScalingPool};
+use crate::report::{self, Facts};
+use crate::secrets::{self, Identity, SecretsError};
+use crate::spread::{Spread, Versions};
+use crate::status;
+use crate::validate::{Fault, validate};
+
+/// A cluster at rest is looked at this often: nobody tells of a deleted Secret, and certificates grow old.
+const AT_REST: Duration = Duration::from_secs(60);
+/// While something is missing.
+const WAITING: Duration = Duration::from_secs(5);
+
+/// What every pass uses.
+pub struct Context {
+    /// The API server.
+    pub client: Client,
+    /// What the operator gives every fleet.
+    pub defaults: Defaults,
+    /// What routers tell.
+    pub pulses: Pulses,
+    /// Events.
+    pub recorder: Recorder,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// The operator's identities towards fleets.
+    pub identities: Mutex<BTreeMap<ClusterKey, Arc<Identity>>>,
+    /// Which pods go by which topology.
+    pub spread: Spread,
+    /// How long objects that failed wait.
+    pub patience: crate::patience::Patience,
+}
+
+/// Why a pass ended early. The next one is made after a while that grows.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// The API server.
+    #[error("the API server: {0}")]
+    Api(#[from] Box<kube::Error>),
+    /// Certificates.
+    #[error("secrets: {0}")]
+    Secrets(#[from] SecretsError),
+}
+
+impl From<kube::Error> for ReconcileError {
+    fn from(error: kube::Error) -> Self {
+        Self::Api(Box::new(error))
+    }
+}
+
+/// One pass.
+///
+/// # Errors
+/// The API server or the certificates; refusals of single writes are told in the status instead.
+pub async fn reconcile(cluster: Arc<HypicCluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let begun = Instant::now();
+    let done = pass(&cluster, &context).await;
+    context.metrics.reconciled(Kind::HypicCluster, begun.elapsed().as_secs_f64(), done.is_ok());
+    if done.is_ok() {
+        context.patience.reset(&cluster.uid().unwrap_or_default());
+    }
+    done
+}
+
+async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, ReconcileError> {
+    let key = key(cluster);
+    if cluster.meta().deletion_timestamp.is_some() {
+        forget(context, &key);
+        return Ok(Action::await_change());
+    }
+    let observed = observe(&context.client, cluster).await?;
+    let mut faults = validate(cluster, &observed);
+    let paused = cluster.spec.reconciliation_paused == Some(true);
+    let mut topology = None;
+    if paused {
+        // Nobody scales it meanwhile.
+        context.pulses.forget(&key);
+    }
+    if !paused
+        && !faults.iter().any(|fault| fault.blocks)
+        && let Some(model) = &observed.model
+    {
+        let names = Names::of(cluster);
+        let identity = identity(context, &names, &key).await?;
+        let planned = plan_for(cluster, model, &observed, context, &names, &key);
+        faults.extend(write(cluster, context, &observed, &planned, &identity, &key).await?);
+        context.pulses.register(key.clone(), fleet(cluster, &observed, &identity));
+        topology = Some(planned.topology);
+    }
+    let wanted = wanted(cluster, &observed);
+    let pulse = context.pulses.get(&key);
+    let facts = Facts {
+        cluster,
+        observed: &observed,
+        wanted: &wanted,
+        faults: &faults,
+        topology: topology.as_ref(),
+        pulse: pulse.as_ref(),
+        paused,
+    };
+    let settled = tell(context, &facts, &key).await?;
+    Ok(Action::requeue(if settled { AT_REST } else { WAITING }))
+}
+
+/// A version as statuses hold it.
+fn told(number: Option<i64>) -> u64 {
+    number.and_then(|number| u64::try_from(number).ok()).unwrap_or_default()
+}
+
+/// What a cluster is called in maps.
+pub fn key(cluster: &HypicCluster) -> ClusterKey {
+    ClusterKey { namespace: cluster.namespace().unwrap_or_default(), name: cluster.name_any() }
+}
+
+/// Forgets a cluster that is gone.
+pub fn forget(context: &Context, key: &ClusterKey) {
+    context.pulses.forget(key);
+    context.spread.forget(key);
+    context.identities.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    context.metrics.forget_cluster(&key.namespace, &key.name);
+}
+
+async fn identity(
+    context: &Context,
+    names: &Names,
+    key: &ClusterKey,
+) -> Result<Arc<Identity>, ReconcileError> {
+    let before = context.identities.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+    let identity = secrets::ensure(&context.client, names, before, SystemTime::now()).await?;
+    context
+        .identities
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(key.clone(), Arc::clone(&identity));
+    Ok(identity)
+}
+
+fn plan_for(
+    cluster: &HypicCluster,
+    model: &HypicModel,
+    observed: &Observed,
+    context: &Context,
+    names: &Names,
+    key: &ClusterKey,
+) -> Plan {
+    let scaled = observed.scatter.iter().map(|(pool, object)| (pool.clone(), object.spec.replicas)).collect();
+    let status = cluster.status.clone().unwrap_or_default();
+    let status = (told(status.topology_epoch), told(status.topology_revision));
+    let newest = context.spread.newest(key).max(status);
+    let known = Known { current: observed.topology(names), newest };
+    plan(&Inputs { cluster, model, defaults: &context.defaults, scaled: &scaled, known })
+}
+
+/// First what pods read, then the topology to those who run, then the pods.
+async fn write(
+    cluster: &HypicCluster,
+    context: &Context,
+    observed: &Observed,
+    planned: &Plan,
+    identity: &Identity,
+    key: &ClusterKey,
+) -> Result<Vec<Fault>, ReconcileError> {
+    let owner = cluster.uid().unwrap_or_default();
+    let mut faults = carry_out_all(context, cluster, steps(&planned.config, observed, &owner)).await?;
+    push(context, observed, &planned.topology, identity, key).await;
+    faults.extend(carry_out_all(context, cluster, steps(&planned.fleet, observed, &owner)).await?);
+    let all: Vec<Value> = planned.config.iter().chain(&planned.fleet).cloned().collect();
+    faults.extend(carry_out_all(context, cluster, leftovers(&all, observed, &owner)).await?);
+    Ok(faults)
+}
+
+async fn carry_out_all(
+    context: &Context,
+    cluster: &HypicCluster,
+    steps: Vec<Step>,
+) -> Result<Vec<Fault>, ReconcileError> {
+    let mut faults = Vec::new();
+    for step in steps {
+        match carry_out(&context.client, &cluster.namespace().unwrap_or_default(), &step).await? {
+            Some(fault) => faults.push(fault),
+            None if step.action != apply::Action::Leave => {
+                tracing::info!(cluster = cluster.name_any(), reason = step.reason(), why = step.why, "wrote");
+                // Events of the same action are counted as one: each child has its own.
+                let action = format!("{}{}{}", step.reason(), step.child.0, step.child.1);
+                publish(context, cluster, EventType::Normal, step.reason(), &action, &step.why).await;
+            }
+            None => {}
+        }
+    }
+    Ok(faults)
+}
+
+async fn push(
+    context: &Context,
+    observed: &Observed,
+    topology: &Topology,
+    identity: &Identity,
+    key: &ClusterKey,
+) {
+    for (pod, adopted) in context.spread.push(key, &observed.pods, topology, identity).await {
+        context.metrics.pushed(adopted.is_ok());
+        match adopted {
+            Ok(Versions { epoch, revision }) => tracing::info!(pod, epoch, revision, "topology pushed"),
+            // It boots from its mounted file, or is asked again in the next pass.
+            Err(error) => tracing::debug!(pod, error, "topology not pushed"),
+        }
+    }
+}
+
+/// What the pulse needs to know of a fleet.
+fn fleet(cluster: &HypicCluster, observed: &Observed, identity: &Identity) -> Fleet {
+    let routers =
+        crate::spread::routers(&observed.pods).map(|(uid, address)| RouterPod { uid, address }).collect();
+    let pools = cluster.spec.node_pools.iter().filter_map(|pool| {
+        let object = observed.scatter.get(&pool.name)?;
+        Some(ScalingPool {
+            pool: pool.name.clone(),
+            object: object.name_any(),
+            policy: pool.scaling.clone()?,
+            replicas: object.spec.replicas,
+            ready: observed.ready(crate::plan::names::POOL, &pool.name),
+            scaled_by: crate::pulse::scaled_by(&object.metadata),
+        })
+    });
+    Fleet {
+        routers,
+        security: identity.security.clone(),
+        pools: pools.collect(),
+        generation: cluster.metadata.generation.unwrap_or_default(),
+    }
+}
+
+fn wanted<'a>(cluster: &'a HypicCluster, observed: &Observed) -> Vec<(&'a NodePool, i32)> {
+    let scaled = |pool: &NodePool| observed.scatter.get(&pool.name).map_or(0, |object| object.spec.replicas);
+    cluster.spec.node_pools.iter().map(|pool| (pool, pool.replicas.unwrap_or_else(|| scaled(pool)))).collect()
+}
+
+/// Writes the statuses that differ, tells of a changed `Ready`, and sets the gauges. True when all is as asked.
+async fn tell(context: &Context, facts: &Facts<'_>, key: &ClusterKey) -> Result<bool, ReconcileError> {
+    let now = Time(Timestamp::now());
+    let status = report::cluster(facts, &now);
+    let before = facts.cluster.status.clone().unwrap_or_default();
+    let ready = |conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition], kind: &str| {
+        conditions.iter().find(|condition| condition.type_ == kind).map(|condition| {
+            (condition.status == "True", condition.reason.clone(), condition.message.clone())
+        })
+    };
+    let (was, is) = (ready(&before.conditions, kind::READY), ready(&status.conditions, kind::READY));
+    status::write(&context.client, facts.cluster, &status).await?;
+    if let Some((holds, reason, message)) = &is
+        && was.as_ref().map(|(holds, reason, _)| (holds, reason)) != Some((holds, reason))
+    {
+        let weight = if *holds || facts.faults.is_empty() { EventType::Normal } else { EventType::Warning };
+        publish(context, facts.cluster, weight, reason, &format!("Report{reason}"), message).await;
+    }
+    for (pool, _) in facts.wanted.iter().filter(|(pool, _)| pool.scaling.is_some()) {
+        if let (Some(object), Some(status)) =
+            (facts.observed.scatter.get(&pool.name), report::scatter_pool(facts, pool, &now))
+        {
+            status::write_scatter_pool(&context.client, object, &status).await?;
+        }
+    }
+    let holds = |kind: &str| ready(&status.conditions, kind).is_some_and(|(holds, ..)| holds);
+    context.metrics.cluster(
+        &key.namespace,
+        &key.name,
+        ClusterGauges {
+            ready: holds(kind::READY),
+            degraded: holds(kind::DEGRADED),
+            index_consistent: holds(kind::INDEX_CONSISTENT),
+            topology_epoch: told(status.topology_epoch),
+        },
+    );
+    Ok(holds(kind::READY) && !holds(kind::PROGRESSING) && facts.faults.is_empty())
+}
+
+async fn publish(
+    context: &Context,
+    cluster: &HypicCluster,
+    weight: EventType,
+    reason: &str,
+    action: &str,
+    note: &str,
+) {
+    let mut note = note.to_owned();
+    if note.len() > 1000 {
+        let end = (0..=1000).rev().find(|end| note.is_char_boundary(*end)).unwrap_or_default();
+        note.truncate(end);
+    }
+    let event = Event {
+        type_: weight,
+        reason: reason.to_owned(),
+        note: Some(note),
+        action: action.chars().take(128).collect(),
+        secondary: None,
+    };
+    if let Err(error) = context.recorder.publish(&event, &cluster.object_ref(&())).await {
+        // An event is for people; the status says the same.
+        tracing::warn!(%error, reason, "an event could not be written");
+    }
+}

@@ -1,0 +1,52 @@
+//! What a spec asks for that cannot be, as far as the schema could not tell.
+
+use hypic_crds::HypicCluster;
+
+use crate::observe::{Observed, Tenants};
+use crate::plan::agents::memory;
+
+/// One fault of a spec, or of what it names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// CamelCase word for programs.
+    pub reason: &'static str,
+    /// Names the field and says what to do.
+    pub message: String,
+    /// Nothing can be planned until it is mended. What runs is left as it is.
+    pub blocks: bool,
+}
+
+/// Every fault, worst first.
+pub fn validate(cluster: &HypicCluster, observed: &Observed) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let mut fault = |reason, blocks, message: String| faults.push(Fault { reason, message, blocks });
+    if observed.model.is_none() {
+        let name = cluster.spec.node_pools.first().map_or("", |pool| pool.model_ref.as_str());
+        let message =
+            format!("spec.nodePools[0].modelRef: there is no HypicModel '{name}' in this namespace");
+        fault("ModelNotFound", true, message);
+    }
+    if let Tenants::Missing(what) = &observed.tenants {
+        fault("SecretNotFound", true, format!("spec.security.tenantsSecretRef: {what}"));
+    }
+    if let (Some(false), Some(model)) = (observed.claim, &observed.model)
+        && let Some(volume) = &model.spec.source.pvc
+    {
+        let name = model.metadata.name.as_deref().unwrap_or_default();
+        let claim = &volume.claim_name;
+        let message = format!("HypicModel '{name}': spec.source.pvc.claimName: there is no claim '{claim}'");
+        fault("ClaimNotFound", true, message);
+    }
+    for (number, pool) in cluster.spec.node_pools.iter().enumerate() {
+        let limit = pool.resources.as_ref().and_then(|wanted| wanted.limits.get("memory"));
+        let needed = memory(pool, &cluster.spec.cache_tiers);
+        if let Some(limit) = limit.and_then(|limit| limit.bytes()).filter(|limit| *limit < needed) {
+            let message = format!(
+                "spec.nodePools[{number}].resources.limits.memory: {limit} bytes are under engineMemory, the Device and \
+                 Host tiers and room, together {needed}"
+            );
+            fault("MemoryLimitTooLow", true, message);
+        }
+    }
+    faults
+}

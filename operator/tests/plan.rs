@@ -1,0 +1,154 @@
+//! What a HypicCluster becomes: the whole of it as YAML, and how it changes.
+
+#[path = "plan/scene.rs"]
+mod scene;
+
+use std::collections::BTreeMap;
+
+use hypic_operator::apply::{Action, leftovers, steps};
+use hypic_operator::plan::{Plan, plan};
+use scene::{Scene, live};
+use serde_json::{Value, json};
+
+fn yaml(objects: &[Value]) -> String {
+    objects.iter().map(|object| format!("---\n{}", serde_yaml_ng::to_string(object).expect("YAML"))).collect()
+}
+
+fn named<'a>(plan: &'a Plan, kind: &str, name: &str) -> &'a Value {
+    let all = plan.config.iter().chain(&plan.fleet);
+    all.into_iter()
+        .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
+        .unwrap_or_else(|| panic!("no {kind} {name}"))
+}
+
+/// An operator upgrade must not change a pod template: a change here rolls every user's pods.
+#[test]
+fn the_sample_as_children() {
+    let scene = Scene::sample();
+    let plan = plan(&scene.inputs());
+    insta::assert_snapshot!("config", yaml(&plan.config));
+    insta::assert_snapshot!("fleet", yaml(&plan.fleet));
+}
+
+#[test]
+fn gpus_become_limits_and_tolerations() {
+    let mut scene = Scene::sample();
+    scene.cluster.spec.node_pools[0].gpus_per_agent = 2;
+    let plan = plan(&scene.inputs());
+    let pod = &named(&plan, "StatefulSet", "demo-combine")["spec"]["template"]["spec"];
+    assert_eq!(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], "2");
+    assert_eq!(pod["tolerations"][0]["key"], "nvidia.com/gpu");
+}
+
+#[test]
+fn volumes_come_from_claims_where_a_class_is_named() {
+    let mut scene = Scene::sample();
+    scene.cluster.spec.cache_tiers[2].storage_class_name = Some("fast".to_owned());
+    let plan = plan(&scene.inputs());
+    let set = &named(&plan, "StatefulSet", "demo-combine")["spec"];
+    assert_eq!(set["volumeClaimTemplates"][0]["spec"]["storageClassName"], "fast");
+    assert_eq!(set["persistentVolumeClaimRetentionPolicy"]["whenDeleted"], "Delete");
+    let volumes = set["template"]["spec"]["volumes"].as_array().expect("volumes");
+    assert!(volumes.iter().all(|volume| volume["name"] != "data"));
+}
+
+#[test]
+fn the_epoch_grows_with_combine_agents_and_the_revision_with_every_change() {
+    let mut scene = Scene::sample();
+    let version = |plan: &Plan| (plan.topology.epoch.0, plan.topology.revision);
+    let first = plan(&scene.inputs());
+    assert_eq!(version(&first), (1, 1));
+    scene.known.current = Some(first.topology.clone());
+    scene.known.newest = (1, 1);
+    assert_eq!(plan(&scene.inputs()).topology, first.topology, "nothing changed");
+
+    scene.scaled = BTreeMap::from([("scatter".to_owned(), 2)]);
+    let scaled = plan(&scene.inputs());
+    assert_eq!(version(&scaled), (1, 2));
+    scene.known.current = Some(scaled.topology.clone());
+    scene.known.newest = (1, 2);
+
+    scene.cluster.spec.node_pools[0].replicas = Some(3);
+    let grown = plan(&scene.inputs());
+    assert_eq!(version(&grown), (2, 3));
+    assert_eq!(grown.topology.agents.len(), 5);
+}
+
+#[test]
+fn a_topology_that_was_lost_is_made_newer_than_any_pod_knows() {
+    let mut scene = Scene::sample();
+    scene.known.newest = (7, 40);
+    let made = plan(&scene.inputs());
+    assert_eq!((made.topology.epoch.0, made.topology.revision), (8, 41));
+    // A ConfigMap from a backup is behind its pods.
+    scene.known.current = Some(made.topology);
+    scene.known.newest = (9, 44);
+    let next = plan(&scene.inputs());
+    assert!((next.topology.epoch.0, next.topology.revision) > (9, 44));
+}
+
+#[test]
+fn what_is_as_planned_is_not_written() {
+    let scene = Scene::sample();
+    let plan = plan(&scene.inputs());
+    let all: Vec<Value> = plan.config.iter().chain(&plan.fleet).cloned().collect();
+    let observed = live(&all);
+    assert_eq!(steps(&all, &observed, scene.uid()), []);
+    assert_eq!(leftovers(&all, &observed, scene.uid()), []);
+}
+
+#[test]
+fn a_hand_that_changes_a_child_is_put_right_and_named() {
+    let scene = Scene::sample();
+    let plan = plan(&scene.inputs());
+    let mut changed = plan.fleet.clone();
+    for object in &mut changed {
+        if object["kind"] == "StatefulSet" && object["metadata"]["name"] == "demo-combine" {
+            object["spec"]["replicas"] = json!(9);
+        }
+    }
+    let steps = steps(&plan.fleet, &live(&changed), scene.uid());
+    assert_eq!(steps.len(), 1);
+    assert!(matches!(steps[0].action, Action::Update(_)));
+    assert_eq!(steps[0].why, "StatefulSet demo-combine: .spec.replicas differs");
+}
+
+#[test]
+fn the_number_of_scatter_workers_is_left_to_who_scales_it() {
+    let scene = Scene::sample();
+    let plan = plan(&scene.inputs());
+    let pool = named(&plan, "HypicScatterPool", "demo-scatter");
+    assert_eq!(pool["spec"].get("replicas"), None);
+    let mut scaled = pool.clone();
+    scaled["spec"]["replicas"] = json!(3);
+    assert_eq!(steps(&[pool.clone()], &live(&[scaled]), scene.uid()), []);
+}
+
+#[test]
+fn children_that_the_spec_has_no_more_go_and_those_of_others_stay() {
+    let mut scene = Scene::sample();
+    let before = plan(&scene.inputs());
+    let mut observed = live(&before.fleet);
+    let mut foreign = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "demo-extra"}});
+    foreign["metadata"]["ownerReferences"] = json!([{"uid": "other", "controller": true}]);
+    observed.children.extend(live(&[foreign]).children);
+    scene.cluster.spec.node_pools.pop();
+    let after = plan(&scene.inputs());
+    let gone: Vec<(String, String)> =
+        leftovers(&after.fleet, &observed, scene.uid()).into_iter().map(|step| step.child).collect();
+    let name = |kind: &str| (kind.to_owned(), "demo-scatter".to_owned());
+    assert_eq!(gone, [name("HypicScatterPool"), name("StatefulSet")]);
+}
+
+#[test]
+fn somebody_elses_object_of_the_same_name_is_left_alone() {
+    let scene = Scene::sample();
+    let plan = plan(&scene.inputs());
+    let mut taken = plan.config.clone();
+    for object in &mut taken {
+        object["metadata"]["ownerReferences"] = json!([{"uid": "an earlier cluster", "controller": true}]);
+    }
+    let steps = steps(&plan.config, &live(&taken), scene.uid());
+    assert_eq!(steps.len(), plan.config.len());
+    assert!(steps.iter().all(|step| step.action == Action::Leave && step.reason() == "NameTaken"));
+}
