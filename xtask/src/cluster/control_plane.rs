@@ -16,6 +16,10 @@ use crate::shell::root;
 
 const ETCD: &str = "http://127.0.0.1:2379";
 
+/// A kubelet without local storage isolation reports no ephemeral storage, and pods that ask for some would never be
+/// scheduled. It keeps what is told here and allots it.
+const STORAGE: &str = r#"{"status":{"capacity":{"ephemeral-storage":"40Gi"}}}"#;
+
 /// Makes the CA, the certificates and the kubeconfigs.
 pub(crate) fn certificates(lab: &Lab, nodes: &[Node]) -> Result<()> {
     let mut script = Command::new("bash");
@@ -138,6 +142,8 @@ pub(crate) fn addons(lab: &Lab, nodes: &[Node]) -> Result<()> {
     let kubectl = |arguments: &[&str]| quietly(lab.client("kubectl").args(arguments));
     for node in nodes {
         wait_for_node(lab, node)?;
+        let name = node.name();
+        kubectl(&["patch", "node", &name, "--subresource=status", "--type=merge", "--patch", STORAGE])?;
         enforce_policies(node)?;
     }
     proxy(lab, nodes)?;
