@@ -20,11 +20,11 @@ print([m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable"
 fi
 failed=0
 step() { local name=$1; shift; echo "== $name"; "$@" >"$out/$name.log" 2>&1 || { failed=1; echo "FAILED"; }; tail -n "${LINES_SHOWN:-3}" "$out/$name.log"; }
-quick=(conv_warm norm pack rotate compose_seam gdn_chunks recurrence::a_split recurrence::a_segment)
+quick=(attention conv_warm norm pack rotate rows compose_seam gdn_chunks recurrence::a_split recurrence::a_segment recurrence::chunks)
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem --format=csv,noheader | tee "$out/machine.txt"
 step tests "$TESTS"
 step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$TESTS" --test-threads=1 "${quick[@]}"
-[ -n "${RACE_TESTS:-}" ] && step racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$RACE_TESTS" --test-threads=1 conv_warm norm pack rotate compose_seam recurrence::a_split
+[ -n "${RACE_TESTS:-}" ] && step racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$RACE_TESTS" --test-threads=1 conv_warm norm pack rotate rows compose_seam recurrence::a_split recurrence::chunks
 LINES_SHOWN=60 step figures "$BENCH" "$out/figures.json"
 LINES_SHOWN=20 step peers python3 "$here/peers.py" "$out/peers.json"
 exit $failed

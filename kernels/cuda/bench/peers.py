@@ -99,6 +99,45 @@ def flash_linear_attention():
             print("flash-linear-attention cannot be recorded:", str(error).splitlines()[0])
 
 
+def attention():
+    """One full layer of Qwen3.5-35B-A3B (16 heads, 2 key heads of 256, 64 channels rotated) through scaled_dot_product_attention."""
+    heads, kv_heads, width, rotary, tokens, seam, query = 16, 2, 256, 64, SEGMENTS * LENGTH, 8, 24
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    draw = lambda *shape: torch.randn(*shape, device=DEVICE).bfloat16()
+    with torch.no_grad():
+        q, k, v = draw(1, heads, tokens, width), draw(1, kv_heads, tokens, width), draw(1, kv_heads, tokens, width)
+        note("sdpa_prefill_32k_ms", median_ms(lambda: sdpa(q, k, v, is_causal=True, enable_gqa=True), 2, 5))
+        del q
+        # Seams and query: the keys of all pages are gathered and rotated, then attended to under a mask.
+        total = tokens + query
+        position = torch.arange(total, device=DEVICE)
+        live = position[(position % LENGTH < seam) | (position >= tokens)]
+        mask = (position[None] <= live[:, None])[None, None]
+        pages = torch.randperm(total, device=DEVICE)
+        k, v, q = draw(total, kv_heads, width), draw(total, kv_heads, width), draw(1, heads, len(live), width)
+        angles = position[:, None].double() * 1e7 ** (-torch.arange(0, rotary, 2, device=DEVICE).double() / rotary)
+        cosines, sines = angles.cos().float()[:, None], angles.sin().float()[:, None]
+
+        def rotated():
+            keys = k[pages]
+            a, b = keys[..., : rotary // 2].float(), keys[..., rotary // 2 : rotary].float()
+            turned = torch.cat([a * cosines - b * sines, b * cosines + a * sines], dim=-1).bfloat16()
+            return torch.cat([turned, keys[..., rotary:]], dim=-1).transpose(0, 1)[None], v[pages].transpose(0, 1)[None]
+
+        def seams():
+            keys, values = rotated()
+            return sdpa(q, keys, values, attn_mask=mask, enable_gqa=True)
+
+        keys, values = (x.contiguous() for x in rotated())
+        note("sdpa_seam_ready_ms", median_ms(as_graph(lambda: sdpa(q, keys, values, attn_mask=mask, enable_gqa=True))))
+        note("sdpa_seam_ms", median_ms(as_graph(seams)))
+        many = lambda x: x.repeat_interleave(heads // kv_heads, dim=1)
+        wide_keys, wide_values = many(keys), many(values)
+        note("sdpa_seam_ready_wide_ms", median_ms(as_graph(lambda: sdpa(q, wide_keys, wide_values, attn_mask=mask))))
+        q, k, v = draw(32, heads, 1, width), draw(32, kv_heads, 4096, width), draw(32, kv_heads, 4096, width)
+        note("sdpa_decode_b32_4k_ms", median_ms(as_graph(lambda: sdpa(q, k, v, enable_gqa=True))))
+
+
 def ceilings():
     x, y = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.float16) for _ in range(2))
     note("ceiling_fp16_tflops", 2 * 8192**3 / median_ms(lambda: x @ y) / 1e9)
@@ -108,6 +147,7 @@ def ceilings():
 
 
 ceilings()
+attention()
 compose_loop()
 flash_linear_attention()
 if len(sys.argv) > 1:

@@ -9,8 +9,16 @@
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 #define DEV __device__ __forceinline__
+#define DEV_MEMBER __device__ __forceinline__
 // KERNEL(threads, name)(parameters) { ... } and, after it, REGISTER(name) for the fiber build.
 #define KERNEL(threads, name) extern "C" __global__ void __launch_bounds__(threads) name
+// The same for blocks that have a multiprocessor to themselves, or of which two should fit on one; on Ampere that would spill.
+#define KERNEL_ALONE(threads, name) extern "C" __global__ void __launch_bounds__(threads, 1) name
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define KERNEL_PAIRED(threads, name) KERNEL_ALONE(threads, name)
+#else
+#define KERNEL_PAIRED(threads, name) extern "C" __global__ void __launch_bounds__(threads, 2) name
+#endif
 #define REGISTER(name)
 #define SHARED __shared__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8_t name[]
@@ -23,6 +31,12 @@ DEV void store(f16& at, float x) { at = __float2half_rn(fminf(fmaxf(x, -65504.f)
 DEV void store(float& at, float x) { at = x; }
 DEV uint8_t to_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 DEV float from_e4m3(uint8_t x) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, __NV_E4M3))); }
+DEV float from_bits(uint32_t v) { return __uint_as_float(v); }
+// The compiler must not see that this number is the same in every pass of a loop: it would keep dozens of addresses in registers, and spill.
+template <class T> DEV T again(T number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
 DEV void sync() { __syncthreads(); }
 DEV float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEV uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }

@@ -1,4 +1,5 @@
 // Every kernel that has a form for the host, in one unit: what CI runs without a GPU.
+#include "attention.cu"
 #include "checksum.cu"
 #include "compose_seam.cu"
 #include "conv_warm.cu"
@@ -9,4 +10,5 @@
 #include "norm.cu"
 #include "pack.cu"
 #include "rotate.cu"
+#include "rows.cu"
 #include "fiber_check.hpp"

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,8 +17,11 @@
 #include <vector>
 
 #define DEV static inline
+#define DEV_MEMBER inline
 #define __restrict__ __restrict
 #define KERNEL(threads, name) static void name
+#define KERNEL_ALONE(threads, name) static void name
+#define KERNEL_PAIRED(threads, name) static void name
 #define REGISTER(name) static const sim::Registered name##_registered(#name, &sim::call<name>);
 #define SHARED static thread_local
 #define DYNAMIC_SHARED(name) uint8_t* name = sim::shared_memory()
@@ -30,6 +34,7 @@ struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
 DEV float from_bits(uint32_t v) { float f; memcpy(&f, &v, 4); return f; }
 DEV uint32_t to_bits(float f) { uint32_t v; memcpy(&v, &f, 4); return v; }
+template <class T> DEV T again(T number) { return number; }
 DEV float f32(bf16 x) { return from_bits((uint32_t)x.bits << 16); }
 DEV float f32(f16 x) {
   uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, exponent = (x.bits >> 10) & 31, mantissa = x.bits & 1023;
@@ -83,7 +88,7 @@ struct Fiber {
   State state;
   dim3 thread;
   unsigned warp_operations;
-  float exchange[2];
+  std::array<uint64_t, 3> exchange[2];
 };
 constexpr size_t STACK = 128 << 10;
 static thread_local std::vector<Fiber> fibers;
@@ -172,12 +177,23 @@ template <auto KERNEL_> const char* call(dim3 g, dim3 b, size_t s, uint32_t orde
 }  // namespace sim
 
 DEV void sync() { sim::pause(sim::AtBlock); }
+namespace sim {
+// What the lanes of a warp gave to one operation.
+struct Exchanged {
+  int first, slot;
+  const std::array<uint64_t, 3>& of(int lane) const { return fibers[first + lane].exchange[slot]; }
+};
 // One rendezvous per operation: the slot alternates, and nobody can be two operations ahead.
+DEV Exchanged exchange(std::array<uint64_t, 3> mine) {
+  const int me = current, slot = (int)(fibers[me].warp_operations++ & 1);
+  fibers[me].exchange[slot] = mine;
+  pause(AtWarp);
+  return {me & ~31, slot};
+}
+}  // namespace sim
 DEV float shuffle_xor(float v, int mask) {
-  const int me = sim::current, slot = sim::fibers[me].warp_operations++ & 1;
-  sim::fibers[me].exchange[slot] = v;
-  sim::pause(sim::AtWarp);
-  return sim::fibers[(me & ~31) | ((me ^ mask) & 31)].exchange[slot];
+  const sim::Exchanged all = sim::exchange({to_bits(v)});
+  return from_bits((uint32_t)all.of((sim::current ^ mask) & 31)[0]);
 }
 
 // Runs kernel `name`; null, or what went wrong.

@@ -15,9 +15,3 @@ struct ChunkDecays {
   float all;                // e^{G_last}
   float unused[3];
 };
-
-// The compiler must not see that this number is the same in every pass of a loop: it would keep dozens of addresses in registers, and spill.
-template <class T> DEV T again(T number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}

@@ -23,3 +23,5 @@ pub const BF16: f64 = 4e-3;
 pub const ELEMENTWISE: f64 = 1e-6;
 /// States, `T` and outputs of the chunk form: fp16 operands on the tensor cores, fp32 sums.
 pub const CHUNKS: f64 = 2e-3;
+/// Outputs of attention: rotated queries and keys, and the weights, as bf16 operands; fp32 sums.
+pub const ATTENTION: f64 = 6e-3;

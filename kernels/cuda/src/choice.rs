@@ -28,6 +28,31 @@ pub fn compose_form(
     if fits && capability == Some((9, 0)) { ComposeForm::Hopper } else { ComposeForm::Plain }
 }
 
+/// The forms of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionForm {
+    /// `mma.sync`, for every device.
+    Portable,
+    /// wgmma, for sm_90a.
+    Hopper,
+}
+
+/// The form of attention on a device of this compute capability.
+pub fn attention_form(capability: Option<(i32, i32)>) -> AttentionForm {
+    if capability == Some((9, 0)) { AttentionForm::Hopper } else { AttentionForm::Portable }
+}
+
+/// Jobs for each multiprocessor: enough that the last ones to end leave little of the device idle.
+const JOBS_PER_MULTIPROCESSOR: usize = 4;
+/// Below this, partial sums cost more than an idle multiprocessor.
+const LEAST_TOKENS_PER_JOB: usize = 256;
+
+/// Tokens of an attention job, where all jobs together attend over `work` tokens.
+pub(crate) fn tokens_per_job(work: usize, multiprocessors: usize) -> usize {
+    let jobs = (JOBS_PER_MULTIPROCESSOR * multiprocessors).max(1);
+    (work / jobs).max(LEAST_TOKENS_PER_JOB).next_multiple_of(64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,5 +77,13 @@ mod tests {
         ] {
             assert_eq!(compose_form(family, shape, rows, bodies, capability), ComposeForm::Plain);
         }
+    }
+
+    #[test]
+    fn attention_jobs_fill_the_device_but_are_not_tiny() {
+        assert_eq!(tokens_per_job(132 * 4 * 1000, 132), 1024);
+        assert_eq!(tokens_per_job(1000, 132), 256);
+        assert_eq!(attention_form(Some((8, 0))), AttentionForm::Portable);
+        assert_eq!(attention_form(Some((9, 0))), AttentionForm::Hopper);
     }
 }

@@ -72,6 +72,16 @@ impl Device {
         }
     }
 
+    /// Multiprocessors of the GPU; one thread of fibers counts as one.
+    pub(crate) fn multiprocessors(&self) -> usize {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => context.multiprocessors,
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => 1,
+        }
+    }
+
     /// Waits until everything given to the device is done.
     ///
     /// # Errors

@@ -21,10 +21,12 @@
 #[cfg(not(any(feature = "cuda", feature = "fibers")))]
 compile_error!("hypic-cuda runs on a GPU (feature `cuda`), as fibers (feature `fibers`), or both");
 
+mod attention;
 pub mod bounds;
 mod checksum;
 mod choice;
 mod compose_seam;
+mod contexts;
 mod conv_warm;
 mod device;
 mod error;
@@ -39,23 +41,28 @@ mod norm;
 mod pack;
 mod recurrence;
 mod rotate;
+mod rows;
 #[allow(unsafe_code)]
 mod sys;
 mod view;
 
+pub use attention::{Attention, attention, attention_as, store_kv};
 pub use checksum::checksum;
-pub use choice::{ComposeForm, compose_form};
+pub use choice::{AttentionForm, ComposeForm, attention_form, compose_form};
 pub use compose_seam::{ComposeSeam, Scratch, compose_seam};
+pub use contexts::{Context, Contexts, Token};
 pub use conv_warm::{ConvWarm, TAPS, conv_warm};
 pub use device::{Device, Order};
 pub use error::Error;
 pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, has_gdn_chunks};
 pub use graph::Graph;
+pub use hypic_domain::model::FullShape;
 pub use memory::{Buffer, Element};
 pub use norm::{gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
-pub use recurrence::{Recurrence, Summaries, recurrence};
+pub use recurrence::{Recurrence, Summaries, recurrence, recurrence_chunks};
 pub use rotate::state_rotate;
+pub use rows::{Experts, TopLogits, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu, top_logits};
 pub use view::{Family, Program, Rows, Sequence, Sequences, Shape, Step, StoredAs, Summary};
 
 /// The result of every call here.

@@ -27,11 +27,25 @@ pub struct Summaries<'a> {
     pub live: &'a Buffer<u8>,
 }
 
-/// Runs the recurrence.
+/// Runs the recurrence token by token, in fp32. Where rows are split over launches does not change a bit.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when buffers do not fit each other, [`Error::CallDriver`] when the launch fails.
 pub fn recurrence(device: &Device, run: Recurrence<'_>) -> Result<()> {
+    launch(device, run, "recurrence")
+}
+
+/// Runs the recurrence in chunks of 16 tokens on the tensor cores: several times faster for builds and long
+/// prompts, with fp16 operands and fp32 sums. Chunks are counted from a launch's first row, so a split
+/// changes results within their rounding.
+///
+/// # Errors
+/// As [`recurrence`].
+pub fn recurrence_chunks(device: &Device, run: Recurrence<'_>) -> Result<()> {
+    launch(device, run, "chunks")
+}
+
+fn launch(device: &Device, run: Recurrence<'_>, form: &str) -> Result<()> {
     let Recurrence { rows, sequences, state, summaries, out } = run;
     let (shape, delta) = (rows.shape, has_delta(rows.family));
     let count = rows.count()?;
@@ -50,7 +64,7 @@ pub fn recurrence(device: &Device, run: Recurrence<'_>) -> Result<()> {
         (Some(_), false) => 2,
         (Some(_), true) => 3,
     };
-    let kernel = format!("{}_recurrence_{}", stem(rows.family), shape.width);
+    let kernel = format!("{}_{form}_{}", stem(rows.family), shape.width);
     let launch = Launch::new(device, kernel, [parts, pairs, 1], 2 * shape.width)
         .read(rows.q)
         .read(rows.k)

@@ -8,7 +8,7 @@ mod cuda {
     use std::collections::HashMap;
     use std::sync::{Arc, Mutex, PoisonError};
 
-    use cudarc::driver::sys::{CUfunction_attribute_enum, is_culib_present};
+    use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute_enum, is_culib_present};
     use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError};
     use cudarc::nvrtc::Ptx;
 
@@ -28,6 +28,7 @@ mod cuda {
     pub(crate) struct Context {
         pub(crate) stream: Arc<CudaStream>,
         pub(crate) capability: (i32, i32),
+        pub(crate) multiprocessors: usize,
         modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
         functions: Mutex<HashMap<String, CudaFunction>>,
     }
@@ -46,6 +47,8 @@ mod cuda {
             // uses of a buffer.
             unsafe { context.disable_event_tracking() };
             let capability = context.compute_capability().map_err(failed("read the compute capability"))?;
+            let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+            let count = context.attribute(count).map_err(failed("count the multiprocessors"))?;
             let stream = context.new_stream().map_err(failed("make a stream"))?;
             let modules = MODULES
                 .iter()
@@ -56,7 +59,13 @@ mod cuda {
                 })
                 .collect::<std::result::Result<_, _>>()
                 .map_err(failed("load the kernels"))?;
-            Ok(Self { stream, capability, modules, functions: Mutex::default() })
+            Ok(Self {
+                stream,
+                capability,
+                multiprocessors: count as usize,
+                modules,
+                functions: Mutex::default(),
+            })
         }
 
         pub(crate) fn function(&self, kernel: &str, shared: u32) -> Result<CudaFunction> {

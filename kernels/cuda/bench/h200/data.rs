@@ -41,6 +41,8 @@ pub(crate) fn normal(rng: &mut StdRng) -> f32 {
 /// Inputs of a layer's rows, with half lives of 2,000 to 30,000 tokens, so that `T` of a body of 512 tokens
 /// does not vanish.
 pub(crate) struct Layer {
+    family: Family,
+    shape: Shape,
     pub(crate) q: Buffer<bf16>,
     pub(crate) k: Buffer<bf16>,
     pub(crate) v: Buffer<bf16>,
@@ -49,10 +51,16 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
+    /// A gated delta layer of `SHAPE`.
     pub(crate) fn random(device: &Device, rows: usize) -> Result<Self> {
-        let Shape { heads, key_heads, width } = SHAPE;
+        Self::of(device, Family::Gdn, SHAPE, rows)
+    }
+
+    pub(crate) fn of(device: &Device, family: Family, shape: Shape, rows: usize) -> Result<Self> {
+        let Shape { heads, key_heads, width } = shape;
+        let lanes = if matches!(family, Family::Kda | Family::Gla) { heads * width } else { heads };
         let mut rng = StdRng::seed_from_u64(rand::random());
-        let slowest: Vec<f32> = (0..heads)
+        let slowest: Vec<f32> = (0..lanes)
             .map(|_| std::f32::consts::LN_2 / rng.random_range(2e3f32.ln()..3e4f32.ln()).exp())
             .collect();
         let unit = |offset: f32, scale: f32| -> Result<Buffer<bf16>> {
@@ -64,9 +72,11 @@ impl Layer {
             Ok(unit)
         };
         let gate: Vec<f32> =
-            (0..rows * heads).map(|i| -slowest[i % heads] * rng.random_range(0.0..2.0)).collect();
+            (0..rows * lanes).map(|i| -slowest[i % lanes] * rng.random_range(0.0..2.0)).collect();
         let beta: Vec<f32> = (0..rows * heads).map(|_| rng.random_range(0.0..0.6)).collect();
         Ok(Self {
+            family,
+            shape,
             q: unit(0.0, (width as f32).powf(-0.5))?,
             k: unit(0.3, 1.0)?,
             v: Buffer::from_slice(device, &fill(rows * heads * width, |rng| bf16::from_f32(normal(rng))))?,
@@ -77,8 +87,8 @@ impl Layer {
 
     pub(crate) fn rows(&self) -> Rows<'_> {
         Rows {
-            family: Family::Gdn,
-            shape: SHAPE,
+            family: self.family,
+            shape: self.shape,
             q: &self.q,
             k: &self.k,
             v: &self.v,
@@ -88,31 +98,56 @@ impl Layer {
     }
 }
 
-/// What the token recurrence (the plain form) makes of `SEGMENTS` segments of `length` tokens.
+/// What a form of the recurrence makes of `SEGMENTS` segments.
 pub(crate) struct Built {
     pub(crate) transition: Buffer<f32>,
     pub(crate) state: Buffer<f32>,
     pub(crate) out: Buffer<f32>,
+    running: Buffer<f32>,
+    live: Buffer<u8>,
 }
 
+impl Built {
+    pub(crate) fn empty(device: &Device, shape: Shape, length: usize) -> Result<Self> {
+        let (pairs, size) = (SEGMENTS * shape.heads, SEGMENTS * shape.heads * shape.square());
+        let nan = |len: usize| Buffer::from_slice(device, &vec![f32::NAN; len]);
+        Ok(Self {
+            transition: nan(size)?,
+            state: nan(size)?,
+            out: nan(SEGMENTS * length * shape.heads * shape.width)?,
+            running: nan(size)?,
+            live: Buffer::from_slice(device, &vec![1u8; pairs])?,
+        })
+    }
+
+    pub(crate) fn run(
+        &mut self,
+        device: &Device,
+        form: Form,
+        layer: &Layer,
+        sequences: &Sequences,
+    ) -> Result<()> {
+        let summaries =
+            Summaries { state: &mut self.state, transition: &mut self.transition, live: &self.live };
+        let run = Recurrence {
+            rows: layer.rows(),
+            sequences,
+            state: &mut self.running,
+            summaries: Some(summaries),
+            out: &mut self.out,
+        };
+        form(device, run)
+    }
+}
+
+/// A form of the recurrence.
+pub(crate) type Form = fn(&Device, Recurrence<'_>) -> Result<()>;
+
+/// What the token recurrence (the plain form) makes of `SEGMENTS` segments of `length` tokens.
 pub(crate) fn build(device: &Device, layer: &Layer, length: usize, before_body: usize) -> Result<Built> {
-    let (pairs, size) = (SEGMENTS * SHAPE.heads, SEGMENTS * SHAPE.heads * SHAPE.square());
     let sequences = Sequences::new(device, &[Sequence { rows: length, before_body, fresh: true }; SEGMENTS])?;
-    let mut built = Built {
-        transition: Buffer::zeros(device, size)?,
-        state: Buffer::zeros(device, size)?,
-        out: Buffer::zeros(device, layer.v.len())?,
-    };
-    let live = Buffer::from_slice(device, &vec![1u8; pairs])?;
-    let summaries = Summaries { state: &mut built.state, transition: &mut built.transition, live: &live };
-    let run = Recurrence {
-        rows: layer.rows(),
-        sequences: &sequences,
-        state: &mut Buffer::zeros(device, size)?,
-        summaries: Some(summaries),
-        out: &mut built.out,
-    };
-    recurrence(device, run)?;
+    let mut built = Built::empty(device, layer.shape, length)?;
+    built.run(device, recurrence, layer, &sequences)?;
     device.wait()?;
     Ok(built)
 }

@@ -1,11 +1,13 @@
 //! Correctness and time of the kernels on one GPU, at the shape of one layer of Qwen3.5-35B-A3B: 64 segments,
 //! 16 key heads, 32 value heads of 128. Fresh random data with slow decays. Prints a table; `h200 FILE
-//! [compose] [prefill]` also writes the figures as JSON, of the named parts only.
+//! [attention] [compose] [families] [prefill]` also writes the figures as JSON, of the named parts only.
 //!
 //! Times are medians of replayed CUDA graphs of several calls over two input sets in turn.
 
+mod attention;
 mod compose;
 mod data;
+mod families;
 mod prefill;
 
 use std::collections::BTreeMap;
@@ -55,8 +57,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let report = arguments.next();
     let parts: Vec<String> = arguments.collect();
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
+    if wanted("attention") {
+        attention::run(&device, &mut figures)?;
+    }
     if wanted("compose") {
         compose::run(&device, &mut figures)?;
+    }
+    if wanted("families") {
+        families::run(&device, &mut figures)?;
     }
     if wanted("prefill") {
         prefill::run(&device, &mut figures)?;

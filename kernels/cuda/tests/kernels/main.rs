@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod attention;
 mod compose_seam;
 mod conv_warm;
 mod gdn_chunks;
@@ -12,5 +13,6 @@ mod norm;
 mod pack;
 mod recurrence;
 mod rotate;
+mod rows;
 mod run;
 mod truth;

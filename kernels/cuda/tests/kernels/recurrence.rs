@@ -1,4 +1,7 @@
-use hypic_cuda::{Buffer, Family, Recurrence, Sequence, Sequences, Shape, Summaries, bounds, recurrence};
+use hypic_cuda::{
+    Buffer, Device, Family, Recurrence, Result, Sequence, Sequences, Shape, Summaries, bounds, recurrence,
+    recurrence_chunks,
+};
 
 use crate::run::{LENGTHS, assert_close, assert_transition, bits, on_devices};
 use crate::truth::{Layer, delta, fresh, nan};
@@ -6,8 +9,32 @@ use crate::truth::{Layer, delta, fresh, nan};
 /// Builds sequences of `lengths`, each with `before_body` rows of context, and checks outputs, states, `S`
 /// and `T` against f64.
 fn check(family: Family, width: usize, lengths: &[usize], before_body: usize) {
+    check_form((recurrence, bounds::RECURRENCE), family, width, lengths, before_body);
+}
+
+/// The same in chunks.
+fn check_chunks(family: Family, width: usize, lengths: &[usize], before_body: usize) {
+    check_form((recurrence_chunks, bounds::CHUNKS), family, width, lengths, before_body);
+}
+
+/// A form of the recurrence.
+type Form = fn(&Device, Recurrence<'_>) -> Result<()>;
+
+fn check_form(
+    (form, bound): (Form, f64),
+    family: Family,
+    width: usize,
+    lengths: &[usize],
+    before_body: usize,
+) {
     let shape = Shape { heads: 2, key_heads: 1, width };
     let layer = Layer::random(&mut fresh(), family, shape, lengths.iter().sum());
+    check_layer((form, bound), &layer, lengths, before_body);
+}
+
+fn check_layer((form, bound): (Form, f64), layer: &Layer, lengths: &[usize], before_body: usize) {
+    let Layer { family, shape, .. } = *layer;
+    let width = shape.width;
     // The last head of every sequence is dead: its T must not be touched.
     let live: Vec<u8> = (0..lengths.len() * shape.heads).map(|i| u8::from(i % shape.heads == 0)).collect();
     let size = lengths.len() * shape.heads * shape.square();
@@ -42,22 +69,42 @@ fn check(family: Family, width: usize, lengths: &[usize], before_body: usize) {
             summaries: Some(summaries),
             out: &mut out,
         };
-        recurrence(device, run).unwrap();
+        form(device, run).unwrap();
         let found = [out, state, s, t].map(|buffer| buffer.read().unwrap());
 
         for (i, (state, t, s)) in expected.iter().enumerate() {
             let part = |values: &[f32]| values[i * shape.square()..(i + 1) * shape.square()].to_vec();
-            assert_close("state", part(&found[1]), state, bounds::RECURRENCE);
-            assert_close("S", part(&found[2]), s, bounds::RECURRENCE);
+            assert_close("state", part(&found[1]), state, bound);
+            assert_close("S", part(&found[2]), s, bound);
             if delta(family) && live[i] == 1 {
-                assert_transition(width, part(&found[3]), t, bounds::RECURRENCE);
+                assert_transition(width, part(&found[3]), t, bound);
             } else {
                 assert!(part(&found[3]).iter().all(|x| x.is_nan()), "T of a dead head was written");
             }
         }
-        assert_close("outputs", found[0].iter().copied(), &outputs, bounds::RECURRENCE);
+        assert_close("outputs", found[0].iter().copied(), &outputs, bound);
         found.map(|values| bits(&values))
     });
+}
+
+#[test]
+fn chunks_of_every_family_equal_the_f64_scan() {
+    for family in Family::ALL {
+        check_chunks(family, 64, &[1, 7, 15, 16, 17, 65], 3);
+        check_chunks(family, 128, &[33], 8);
+    }
+    check_chunks(Family::Kda, 64, &[200], 0);
+}
+
+#[test]
+fn chunks_bear_decays_that_forget_everything_within_a_token() {
+    let shape = Shape { heads: 2, key_heads: 1, width: 64 };
+    for family in [Family::Gdn, Family::Kda] {
+        let mut layer = Layer::random(&mut fresh(), family, shape, 40);
+        // e^-300 is zero in fp32, and e^300 is not a number of it.
+        layer.gate.iter_mut().step_by(7).for_each(|gate| *gate = -300.0);
+        check_layer((recurrence_chunks, bounds::CHUNKS), &layer, &[40], 3);
+    }
 }
 
 #[test]
@@ -88,6 +135,16 @@ fn a_segment_no_longer_than_its_seam_has_an_empty_body() {
 
 #[test]
 fn a_split_build_goes_on_where_it_stopped() {
+    check_split(recurrence, |whole, split| assert!(bits(whole) == bits(split), "other bits than one launch"));
+    let close = |whole: &[f32], split: &[f32]| {
+        let whole: Vec<f64> = whole.iter().map(|&x| f64::from(x)).collect();
+        assert_close("states of a split build", split.iter().copied(), &whole, bounds::CHUNKS);
+    };
+    check_split(recurrence_chunks, close);
+}
+
+/// Builds 50 rows in one launch and in two, and compares states, `S` and `T`.
+fn check_split(form: Form, compare: impl Fn(&[f32], &[f32])) {
     let shape = Shape { heads: 2, key_heads: 2, width: 64 };
     let (length, before_body, cut) = (50, 8, 21);
     let layer = Layer::random(&mut fresh(), Family::Gdn, shape, length);
@@ -124,11 +181,13 @@ fn a_split_build_goes_on_where_it_stopped() {
                     summaries: Some(summaries),
                     out: &mut out,
                 };
-                recurrence(device, run).unwrap();
+                form(device, run).unwrap();
             }
-            runs.push([state, s, t].map(|buffer| bits(&buffer.read().unwrap())));
+            runs.push([state, s, t].map(|buffer| buffer.read().unwrap()));
         }
-        assert!(runs[0] == runs[1], "a launch that goes on gives other bits than one launch");
+        for (whole, split) in runs[0].iter().zip(&runs[1]) {
+            compare(whole, split);
+        }
         runs
     });
 }

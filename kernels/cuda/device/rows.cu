@@ -1,0 +1,135 @@
+// Element-wise work on packed rows, and the choice of experts.
+#include "dev.cuh"
+
+// y [rows, width] = table[ids]. Also selects rows of activations. One block per row, 16 bytes per thread and pass.
+KERNEL(128, gather_rows)(const bf16* __restrict__ table, const uint32_t* __restrict__ ids, bf16* __restrict__ y, int width) {
+  const uint4* const from = (const uint4*)(table + (size_t)ids[blockIdx.x] * width);
+  uint4* const to = (uint4*)(y + (size_t)blockIdx.x * width);
+  for (int i = threadIdx.x; i < width / 8; i += 128) to[i] = from[i];
+}
+REGISTER(gather_rows)
+
+// x += y.
+KERNEL(128, add_rows)(bf16* x, const bf16* __restrict__ y, uint32_t count) {
+  const uint32_t i = blockIdx.x * 128 + threadIdx.x;
+  if (i < count) store(x[i], f32(x[i]) + f32(y[i]));
+}
+REGISTER(add_rows)
+
+// x *= sigmoid(gate).
+KERNEL(128, sigmoid_gate)(bf16* x, const bf16* __restrict__ gate, uint32_t count) {
+  const uint32_t i = blockIdx.x * 128 + threadIdx.x;
+  if (i < count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i])));
+}
+REGISTER(sigmoid_gate)
+
+// y [rows, width] = silu(x[.., :width]) * x[.., width:].
+KERNEL(128, swiglu)(const bf16* __restrict__ x, bf16* __restrict__ y, uint32_t count, int width) {
+  const uint32_t i = blockIdx.x * 128 + threadIdx.x;
+  if (i >= count) return;
+  const size_t from = (size_t)(i / width) * 2 * width + i % width;
+  store(y[i], silu(f32(x[from])) * f32(x[from + width]));
+}
+REGISTER(swiglu)
+
+// The `most` experts of largest logits for each row, largest first, equal ones by number, with the softmax over all experts as weights,
+// made to sum to 1 over the chosen if `renormalise`. One warp per row; logits [rows, experts], chosen and weights [rows, most].
+KERNEL(32, choose_experts)(const float* __restrict__ logits, uint32_t* __restrict__ chosen, float* __restrict__ weights, int experts, int most,
+                           int renormalise) {
+  const float* const row = logits + (size_t)blockIdx.x * experts;
+  const int lane = threadIdx.x;
+  float largest = -INFINITY, sum = 0.f, of_chosen = 0.f;
+  for (int i = lane; i < experts; i += 32) largest = fmaxf(largest, row[i]);
+  for (int m = 16; m; m >>= 1) largest = fmaxf(largest, shuffle_xor(largest, m));
+  for (int i = lane; i < experts; i += 32) sum += expf(row[i] - largest);
+  for (int m = 16; m; m >>= 1) sum += shuffle_xor(sum, m);
+  // Each pass takes the best of those that come after the last one taken.
+  float last = INFINITY;
+  int last_id = -1;
+  for (int n = 0; n < most; ++n) {
+    float best = -INFINITY, id = (float)experts;
+    for (int i = lane; i < experts; i += 32) {
+      const float x = row[i];
+      if ((x < last || (x == last && i > last_id)) && (x > best || (x == best && (float)i < id))) {
+        best = x;
+        id = (float)i;
+      }
+    }
+    for (int m = 16; m; m >>= 1) {
+      const float other = shuffle_xor(best, m), other_id = shuffle_xor(id, m);
+      if (other > best || (other == best && other_id < id)) {
+        best = other;
+        id = other_id;
+      }
+    }
+    last = best;
+    last_id = id < (float)experts ? (int)id : experts - 1;  // logits that are no numbers: any expert, a weight that is none
+    const float weight = expf(best - largest) / sum;
+    of_chosen += weight;
+    if (lane == 0) {
+      chosen[(size_t)blockIdx.x * most + n] = (uint32_t)last_id;
+      weights[(size_t)blockIdx.x * most + n] = weight;
+    }
+  }
+  if (renormalise && lane == 0)
+    for (int n = 0; n < most; ++n) weights[(size_t)blockIdx.x * most + n] /= of_chosen;
+}
+REGISTER(choose_experts)
+
+// For each row of logits [rows, width]: the `most` largest, largest first, equal ones by number, with their numbers; and the logarithm of
+// the sum of all exponentials. What a sampler needs: one block of 256 threads per row, and no row leaves the device.
+KERNEL(256, top_logits)(const float* __restrict__ logits, uint32_t* __restrict__ ids, float* __restrict__ values, float* __restrict__ log_sum,
+                        int width, int most) {
+  SHARED float part[8], best_of[8];
+  SHARED int id_of[8];
+  const float* const row = logits + (size_t)blockIdx.x * width;
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+  float last = INFINITY, largest = 0.f;
+  int last_id = -1;
+  for (int n = 0; n < most; ++n) {
+    float best = -INFINITY;
+    int id = width;
+    for (int i = thread; i < width; i += 256) {
+      const float x = row[i];
+      if ((x < last || (x == last && i > last_id)) && (x > best || (x == best && i < id))) {
+        best = x;
+        id = i;
+      }
+    }
+    // Numbers of a vocabulary are exact as floats.
+    for (int m = 16; m; m >>= 1) {
+      const float other = shuffle_xor(best, m);
+      const int other_id = (int)shuffle_xor((float)id, m);
+      if (other > best || (other == best && other_id < id)) {
+        best = other;
+        id = other_id;
+      }
+    }
+    sync();  // the last pass has been read
+    if (lane == 0) {
+      best_of[warp] = best;
+      id_of[warp] = id;
+    }
+    sync();
+    best = best_of[0];
+    id = id_of[0];
+    for (int w = 1; w < 8; ++w)
+      if (best_of[w] > best || (best_of[w] == best && id_of[w] < id)) {
+        best = best_of[w];
+        id = id_of[w];
+      }
+    id = id < width ? id : width - 1;  // logits that are no numbers
+    if (thread == 0) {
+      ids[(size_t)blockIdx.x * most + n] = (uint32_t)id;
+      values[(size_t)blockIdx.x * most + n] = best;
+    }
+    if (n == 0) largest = best;
+    last = best;
+    last_id = id;
+  }
+  float sum = 0.f;
+  for (int i = thread; i < width; i += 256) sum += expf(row[i] - largest);
+  sum = block_sum<256>(sum, part);
+  if (thread == 0) log_sum[blockIdx.x] = largest + logf(sum);
+}
+REGISTER(top_logits)

@@ -1,0 +1,146 @@
+use half::bf16;
+
+use crate::launch::Launch;
+use crate::{Buffer, Device, Error, Result};
+
+const THREADS: usize = 128;
+
+/// `table[ids]`: rows of `width` values of an embedding or of activations.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, the width is no multiple of 8 or an id is outside the
+/// table; [`Error::CallDriver`] when the launch fails.
+pub fn gather_rows(
+    device: &Device,
+    table: &Buffer<bf16>,
+    ids: &[u32],
+    width: usize,
+    y: &mut Buffer<bf16>,
+) -> Result<()> {
+    let fits = width > 0 && width.is_multiple_of(8) && table.len().is_multiple_of(width);
+    Error::unless(fits, "the width of rows", "a multiple of 8 that divides the table", width)?;
+    Error::unless(y.len() == ids.len() * width, "y", ids.len() * width, y.len())?;
+    let rows = table.len() / width;
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
+        return Error::unless(false, "an id", format!("under {rows}"), id);
+    }
+    let ids = Buffer::from_slice(device, ids)?;
+    Launch::new(device, "gather_rows", [ids.len(), 1, 1], THREADS)
+        .read(table)
+        .read(&ids)
+        .write(y)
+        .int(width)
+        .run()
+}
+
+/// `x += y`.
+///
+/// # Errors
+/// [`Error::CheckShape`] for other lengths, [`Error::CallDriver`] when the launch fails.
+pub fn add_rows(device: &Device, x: &mut Buffer<bf16>, y: &Buffer<bf16>) -> Result<()> {
+    each(device, "add_rows", x, y)
+}
+
+/// `x *= sigmoid(gate)`.
+///
+/// # Errors
+/// [`Error::CheckShape`] for other lengths, [`Error::CallDriver`] when the launch fails.
+pub fn sigmoid_gate(device: &Device, x: &mut Buffer<bf16>, gate: &Buffer<bf16>) -> Result<()> {
+    each(device, "sigmoid_gate", x, gate)
+}
+
+fn each(device: &Device, kernel: &str, x: &mut Buffer<bf16>, y: &Buffer<bf16>) -> Result<()> {
+    Error::unless(x.len() == y.len(), "the other rows", x.len(), y.len())?;
+    let count = x.len();
+    Launch::new(device, kernel, [count.div_ceil(THREADS), 1, 1], THREADS).write(x).read(y).int(count).run()
+}
+
+/// `silu(x[.., :width]) * x[.., width:]`, `[rows, width]` from `[rows, 2 width]`.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub fn swiglu(device: &Device, x: &Buffer<bf16>, width: usize, y: &mut Buffer<bf16>) -> Result<()> {
+    let count = y.len();
+    let fits = width > 0 && count.is_multiple_of(width) && x.len() == 2 * count;
+    Error::unless(fits, "x", format!("{} values in rows of {}", 2 * count, 2 * width), x.len())?;
+    Launch::new(device, "swiglu", [count.div_ceil(THREADS), 1, 1], THREADS)
+        .read(x)
+        .write(y)
+        .int(count)
+        .int(width)
+        .run()
+}
+
+/// The experts of each row: of `experts` logits the `most` largest, equal ones by number.
+pub struct Experts {
+    /// Their numbers, largest logit first, `[rows, most]`.
+    pub chosen: Buffer<u32>,
+    /// Their share of the softmax over all experts, `[rows, most]`.
+    pub weights: Buffer<f32>,
+}
+
+/// Chooses the experts of every row of `logits`, `[rows, experts]`. With `renormalise` the weights of a row
+/// sum to 1.
+///
+/// # Errors
+/// [`Error::CheckShape`] when there are fewer experts than are to be chosen, [`Error::CallDriver`] when the
+/// launch fails.
+pub fn choose_experts(
+    device: &Device,
+    logits: &Buffer<f32>,
+    experts: usize,
+    most: usize,
+    renormalise: bool,
+) -> Result<Experts> {
+    let rows = table_rows(logits, experts, most)?;
+    let mut chosen = Buffer::zeros(device, rows * most)?;
+    let mut weights = Buffer::zeros(device, rows * most)?;
+    Launch::new(device, "choose_experts", [rows, 1, 1], 32)
+        .read(logits)
+        .write(&mut chosen)
+        .write(&mut weights)
+        .int(experts)
+        .int(most)
+        .int(usize::from(renormalise))
+        .run()?;
+    Ok(Experts { chosen, weights })
+}
+
+/// What a sampler needs of each row of logits.
+pub struct TopLogits {
+    /// Numbers of the largest logits, largest first, equal ones by number, `[rows, most]`.
+    pub ids: Buffer<u32>,
+    /// The logits themselves, `[rows, most]`.
+    pub values: Buffer<f32>,
+    /// Logarithm of the sum of all exponentials, `[rows]`.
+    pub log_sum: Buffer<f32>,
+}
+
+/// The `most` largest of every row of `logits`, `[rows, width]`; at most 2^24 wide.
+///
+/// # Errors
+/// [`Error::CheckShape`] when rows are shorter than `most` or too wide, [`Error::CallDriver`] when the launch
+/// fails.
+pub fn top_logits(device: &Device, logits: &Buffer<f32>, width: usize, most: usize) -> Result<TopLogits> {
+    let rows = table_rows(logits, width, most)?;
+    Error::unless(width <= 1 << 24, "the width of logits", "at most 2^24", width)?;
+    let mut ids = Buffer::zeros(device, rows * most)?;
+    let mut values = Buffer::zeros(device, rows * most)?;
+    let mut log_sum = Buffer::zeros(device, rows)?;
+    Launch::new(device, "top_logits", [rows, 1, 1], 256)
+        .read(logits)
+        .write(&mut ids)
+        .write(&mut values)
+        .write(&mut log_sum)
+        .int(width)
+        .int(most)
+        .run()?;
+    Ok(TopLogits { ids, values, log_sum })
+}
+
+fn table_rows(logits: &Buffer<f32>, width: usize, most: usize) -> Result<usize> {
+    let whole = width > 0 && logits.len().is_multiple_of(width);
+    Error::unless(whole, "the logits", format!("rows of {width}"), logits.len())?;
+    Error::unless((1..=width).contains(&most), "how many are chosen", format!("1 to {width}"), most)?;
+    Ok(logits.len() / width)
+}
