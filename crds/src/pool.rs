@@ -21,6 +21,7 @@ use crate::scaling::Scaling;
 pub struct NodePool {
     /// Name of the pool: part of its pods' names.
     #[schemars(length(min = 1, max = 18), regex(pattern = r"^[a-z][a-z0-9]*$"))]
+    #[x_kube(validation = Rule::new("!(self in ['router', 'agents'])").message("'router' and 'agents' are names of parts that every cluster has"))]
     pub name: String,
     /// Name of a HypicModel in the same namespace.
     #[schemars(length(min = 1, max = 63))]

@@ -60,6 +60,7 @@ fn rules_name_what_is_wrong() {
         ("/nodePools/1/replicas", json!(1), "exactly one of replicas and scaling"),
         ("/nodePools/1/modelRef", json!("other"), "same modelRef"),
         ("/nodePools/1/scaling/minReplicas", json!(5), "minReplicas must be at most"),
+        ("/nodePools/0/name", json!("router"), "names of parts that every cluster has"),
         ("/nodePools/0/engineMemory", json!("0"), "engineMemory must be over 0"),
         ("/cacheTiers/0/capacity", json!("0"), "capacity must be over 0"),
         ("/cacheTiers/0/tier", json!("Disk"), "order Device, Host, Disk"),

@@ -12,17 +12,17 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// What a plan is made from.
-pub struct Scene {
-    pub cluster: HypicCluster,
+pub(crate) struct Scene {
+    pub(crate) cluster: HypicCluster,
     model: HypicModel,
     defaults: Defaults,
-    pub scaled: BTreeMap<String, i32>,
-    pub known: Known,
+    pub(crate) scaled: BTreeMap<String, i32>,
+    pub(crate) known: Known,
 }
 
 impl Scene {
     /// e2e/samples/hypic-tiny.yaml.
-    pub fn sample() -> Self {
+    pub(crate) fn sample() -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/samples/hypic-tiny.yaml");
         let text = std::fs::read_to_string(path).expect("the sample");
         let objects: Vec<Value> = serde_yaml_ng::Deserializer::from_str(&text)
@@ -47,7 +47,7 @@ impl Scene {
         }
     }
 
-    pub fn inputs(&self) -> Inputs<'_> {
+    pub(crate) fn inputs(&self) -> Inputs<'_> {
         Inputs {
             cluster: &self.cluster,
             model: &self.model,
@@ -57,13 +57,13 @@ impl Scene {
         }
     }
 
-    pub fn uid(&self) -> &str {
+    pub(crate) fn uid(&self) -> &str {
         self.cluster.metadata.uid.as_deref().expect("a uid")
     }
 }
 
 /// Objects as if the API server had them.
-pub fn live(objects: &[Value]) -> Observed {
+pub(crate) fn live(objects: &[Value]) -> Observed {
     let children = objects.iter().enumerate().map(|(number, object)| {
         let mut object = object.clone();
         object["metadata"]["uid"] = format!("uid-{number}").into();
