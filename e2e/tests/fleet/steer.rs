@@ -94,6 +94,32 @@ fn who_is_told_to_end_takes_its_tuples_out_of_the_index_first() {
 }
 
 #[test]
+fn an_owner_that_comes_back_is_ready_once_it_knows_what_the_others_hold() {
+    let mut tested = start(2, 0);
+    let client = tested.fleet.client(&key_of(Mode::Pic));
+    client.ask(&question("6x128-coref-12"), MAX_TOKENS, false).unwrap();
+    let of = |tested: &Tested, agent: &str, name: &str| metric(tested.fleet.agent_http(agent).unwrap(), name);
+    let composed = of(&tested, "combine-0", "hypic_agent_compose_orders_total") > 0.0;
+    let owner = if composed { "combine-1" } else { "combine-0" };
+    tested.fleet.kill(owner).unwrap();
+    tested.fleet.start_agent(owner).unwrap();
+    wait_for("the owner to be back", || is_ready(&tested, owner));
+    assert!(of(&tested, owner, "hypic_agent_lookup_claims") >= 6.0);
+}
+
+#[test]
+fn a_router_without_a_topology_waits_for_a_push() {
+    let mut tested = start(1, 0);
+    tested.fleet.kill("router").unwrap();
+    fs::remove_file(tested.fleet.dir().join("topology.json")).unwrap();
+    tested.fleet.start_router().unwrap();
+    let ready = |tested: &Tested| tested.fleet.client("").get("/readyz").map_or(0, |(status, _)| status);
+    wait_for("the router to start", || ready(&tested) == 503);
+    push(tested.fleet.dir(), &topology(&tested, 1, true)).unwrap();
+    wait_for("the router to be ready", || ready(&tested) == 200);
+}
+
+#[test]
 fn the_counters_tell_warm_from_cold_and_know_the_agents() {
     let tested = start(1, 1);
     let read = || counters(tested.fleet.dir()).unwrap();
