@@ -272,7 +272,9 @@ async fn tell(context: &Context, facts: &Facts<'_>, key: &ClusterKey) -> Result<
     if let Some((holds, reason, message)) = &is
         && was.as_ref().map(|(holds, reason, _)| (holds, reason)) != Some((holds, reason))
     {
-        let weight = if *holds || facts.faults.is_empty() { EventType::Normal } else { EventType::Warning };
+        // Pods that are on their way are no news.
+        let calm = *holds || matches!(reason.as_str(), "WaitingForPods" | "Paused" | "Complete");
+        let weight = if calm { EventType::Normal } else { EventType::Warning };
         publish(context, facts.cluster, weight, reason, &format!("Report{reason}"), message).await;
     }
     for (pool, _) in facts.wanted.iter().filter(|(pool, _)| pool.scaling.is_some()) {
