@@ -2,7 +2,7 @@
 //!
 //! Rules that one object can break alone are CEL in the schema, so that the API server refuses them by field;
 //! what needs a second object (a missing model, a missing Secret) is told by the operator in a condition.
-//! The YAML under `charts/hypic-crds` is written from these types by `cargo xtask crds --write`.
+//! The YAML under `charts/hypic-crds` is written from these types by `cargo xtask crds`.
 #![warn(missing_docs)]
 #![expect(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
 #![expect(unreachable_pub, reason = "the derive of KubeSchema repeats each struct inside a function")]

@@ -2,7 +2,7 @@
 
 use crate::definitions;
 
-const HEAD: &str = "# Written by 'cargo xtask crds --write' from the types in crds/. Do not edit.\n";
+const HEAD: &str = "# Written by 'cargo xtask crds' from the types in crds/. Do not edit.\n";
 
 /// File names and their text.
 pub fn files() -> Vec<(String, Result<String, serde_yaml_ng::Error>)> {

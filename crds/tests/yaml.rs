@@ -7,7 +7,7 @@ fn the_charts_definitions_are_up_to_date() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/hypic-crds/templates");
     for (name, text) in hypic_crds::yaml::files() {
         let committed = std::fs::read_to_string(dir.join(&name)).unwrap_or_default();
-        assert_eq!(committed, text.expect("YAML"), "{name} is old: run 'cargo xtask crds --write'");
+        assert_eq!(committed, text.expect("YAML"), "{name} is old: run 'cargo xtask crds'");
     }
 }
 
