@@ -80,7 +80,7 @@ KERNEL(256, attention_merge)(const float* __restrict__ partial_out, const float*
   float best = -INFINITY, sum = 0.f, x = 0.f;
   for (uint32_t i = 0; i < count; ++i) best = fmaxf(best, partial_sum[2 * at(i)]);
   for (uint32_t i = 0; i < count; ++i) {
-    const float factor = exp2f(partial_sum[2 * at(i)] - best);
+    const float factor = two_to(partial_sum[2 * at(i)] - best);
     sum += factor * partial_sum[2 * at(i) + 1];
     x += factor * partial_out[at(i) * width + threadIdx.x];
   }

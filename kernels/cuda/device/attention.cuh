@@ -180,14 +180,14 @@ template <int D> struct RowSums {
       largest = fmaxf(largest, shuffle_xor(largest, 1));
       largest = fmaxf(largest, shuffle_xor(largest, 2));
       // A row that sees nothing of this range keeps its sums at zero.
-      const float base = largest == -INFINITY ? 0.f : largest * to_log2, factor = exp2f(best[r] * to_log2 - base);
+      const float base = largest == -INFINITY ? 0.f : largest * to_log2, factor = two_to(best[r] * to_log2 - base);
       best[r] = largest;
       sum[r] *= factor;
 #pragma unroll
       for (int n = 0; n < TOKENS / 8; ++n)
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          s[n][e] = exp2f(s[n][e] * to_log2 - base);
+          s[n][e] = two_to(s[n][e] * to_log2 - base);
           sum[r] += s[n][e];
         }
 #pragma unroll

@@ -32,6 +32,12 @@ DEV void store(float& at, float x) { at = x; }
 DEV uint8_t to_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 DEV float from_e4m3(uint8_t x) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, __NV_E4M3))); }
 DEV float from_bits(uint32_t v) { return __uint_as_float(v); }
+// 2^x to 22 bits, zero below 2^-126: one instruction, where exp2f takes four.
+DEV float two_to(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // The compiler must not see that this number is the same in every pass of a loop: it would keep dozens of addresses in registers, and spill.
 template <class T> DEV T again(T number) {
   asm volatile("" : "+r"(number));

@@ -35,6 +35,7 @@ struct f16 { uint16_t bits; };
 DEV float from_bits(uint32_t v) { float f; memcpy(&f, &v, 4); return f; }
 DEV uint32_t to_bits(float f) { uint32_t v; memcpy(&v, &f, 4); return v; }
 template <class T> DEV T again(T number) { return number; }
+DEV float two_to(float x) { return exp2f(x); }
 DEV float f32(bf16 x) { return from_bits((uint32_t)x.bits << 16); }
 DEV float f32(f16 x) {
   uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, exponent = (x.bits >> 10) & 31, mantissa = x.bits & 1023;

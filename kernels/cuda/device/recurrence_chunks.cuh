@@ -96,7 +96,7 @@ DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ 
         if (t < count) sum += gate[((t0 + t) * (size_t)heads + head) * (VECTOR_GATE ? D : 1) + thread] * 1.44269504f;
         sums[t][thread / 4].at[thread % 4] = sum;
       }
-      all[thread] = exp2f(sum);
+      all[thread] = two_to(sum);
     }
     if (DELTA && thread < N) betas[thread] = thread < count ? beta[(t0 + thread) * (size_t)heads + head] : 0.f;
     sync();
@@ -110,8 +110,8 @@ DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ 
         float in[4], rest[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          in[e] = exp2f(now.at[e]);
-          rest[e] = exp2f(last.at[e] - now.at[e]);
+          in[e] = two_to(now.at[e]);
+          rest[e] = two_to(last.at[e] - now.at[e]);
         }
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
@@ -143,7 +143,7 @@ DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ 
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
               // Above the diagonal the exponent could be anything; what comes of it is not used.
-              const float k = kj[j] * exp2f(fminf(si - sj[j], 0.f));
+              const float k = kj[j] * two_to(fminf(si - sj[j], 0.f));
               value[4 * i + j] += ki * k;
               value[8 + 4 * i + j] += qi * k;
             }
@@ -174,13 +174,13 @@ DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ 
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int i = (lane >> 2) + 8 * (e >> 1), j = 8 * n + (lane & 3) * 2 + (e & 1);
-            const float x = j <= i ? sum[n][e] * exp2f(sums[i][0].at[0] - sums[j][0].at[0]) : 0.f;
+            const float x = j <= i ? sum[n][e] * two_to(sums[i][0].at[0] - sums[j][0].at[0]) : 0.f;
             if (thread >= 32) store(attention_map[i * MAP_ROW + j], x);
             else below[i][j] = betas[i] * x;
           }
       } else if (thread >= 64 && thread < 64 + N) {
-        from_start[thread - 64] = exp2f(sums[thread - 64][0].at[0]);
-        to_end[thread - 64] = exp2f(sums[N - 1][0].at[0] - sums[thread - 64][0].at[0]);
+        from_start[thread - 64] = two_to(sums[thread - 64][0].at[0]);
+        to_end[thread - 64] = two_to(sums[N - 1][0].at[0] - sums[thread - 64][0].at[0]);
       }
     }
     sync();
