@@ -18,7 +18,7 @@ fn named<'a>(plan: &'a Plan, kind: &str, name: &str) -> &'a Value {
     let all = plan.config.iter().chain(&plan.fleet);
     all.into_iter()
         .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
-        .unwrap_or_else(|| panic!("no {kind} {name}"))
+        .expect("a child of that kind and name")
 }
 
 /// An operator upgrade must not change a pod template: a change here rolls every user's pods.
@@ -121,7 +121,7 @@ fn the_number_of_scatter_workers_is_left_to_who_scales_it() {
     assert_eq!(pool["spec"].get("replicas"), None);
     let mut scaled = pool.clone();
     scaled["spec"]["replicas"] = json!(3);
-    assert_eq!(steps(&[pool.clone()], &live(&[scaled]), scene.uid()), []);
+    assert_eq!(steps(std::slice::from_ref(pool), &live(&[scaled]), scene.uid()), []);
 }
 
 #[test]
