@@ -126,7 +126,16 @@ pub async fn carry_out(client: &Client, namespace: &str, step: &Step) -> Result<
         Action::Create(object) | Action::Update(object) => {
             // A misspelt field would be dropped without a word.
             let params = PatchParams::apply(MANAGER).force().validation_strict();
-            api.patch(name, &params, &Patch::Apply(object)).await.map(drop)
+            match api.patch(name, &params, &Patch::Apply(object)).await {
+                // Apply merges lists by their keys: where a hand changed a key (a Service's port), its item would stay
+                // beside ours, and the API server refuses the two. A merge patch replaces the list.
+                Err(kube::Error::Api(refusal)) if refusal.code == 422 => {
+                    let params =
+                        PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+                    api.patch(name, &params, &Patch::Merge(object)).await.map(drop)
+                }
+                applied => applied.map(drop),
+            }
         }
         Action::Delete { uid } => {
             let params = DeleteParams::background()
