@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::certificates::{Authority, CertificateFiles, write_private};
 use crate::client::Client;
-use crate::push::Addresses;
+use crate::push::{Addresses, counters};
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -101,6 +101,21 @@ pub fn show_key_of(mode: Mode) -> String {
 /// The API key of a tenant that may name any mode.
 pub const ANY_MODE_KEY: &str = "sk-local-any";
 
+/// The tenants file of those keys. It has digests, no keys.
+pub fn tenants() -> Value {
+    let mut tenants = serde_json::Map::new();
+    let mut tenant = |key: &str, policy: Value| {
+        tenants.insert(blake3::hash(key.as_bytes()).to_hex().to_string(), policy);
+    };
+    for mode in Mode::ALL {
+        let name = mode.name();
+        tenant(&key_of(mode), json!({"tenant": name, "pinned": name}));
+        tenant(&show_key_of(mode), json!({"tenant": format!("show-{name}"), "pinned": name}));
+    }
+    tenant(ANY_MODE_KEY, json!({"tenant": "any", "modes": Mode::ALL.map(Mode::name)}));
+    Value::Object(tenants)
+}
+
 impl Fleet {
     /// Writes the files and starts the processes; [`Fleet::wait_ready`] waits for them.
     pub fn start(options: FleetOptions) -> Result<Self> {
@@ -154,17 +169,7 @@ impl Fleet {
         let addresses =
             Addresses { router: self.router.clone(), router_control: self.router_control.clone() };
         write_json(&dir.join("fleet.json"), &serde_json::to_value(addresses)?)?;
-        let mut tenants = serde_json::Map::new();
-        let mut tenant = |key: &str, policy: Value| {
-            tenants.insert(blake3::hash(key.as_bytes()).to_hex().to_string(), policy);
-        };
-        for mode in Mode::ALL {
-            let name = mode.name();
-            tenant(&key_of(mode), json!({"tenant": name, "pinned": name}));
-            tenant(&show_key_of(mode), json!({"tenant": format!("show-{name}"), "pinned": name}));
-        }
-        tenant(ANY_MODE_KEY, json!({"tenant": "any", "modes": Mode::ALL.map(Mode::name)}));
-        write_json(&dir.join("tenants.json"), &Value::Object(tenants))?;
+        write_json(&dir.join("tenants.json"), &tenants())?;
         let secret: [u8; 32] = rand::random();
         write_private(&dir.join("secret"), &hex::encode(secret))
     }
@@ -227,7 +232,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Waits until the router says it is ready and every agent answers its own probe.
+    /// Waits until the router is ready and every agent answers its own probe and was seen by the router.
     pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
         let start = Instant::now();
         let mut waiting: Vec<(String, String)> =
@@ -238,8 +243,9 @@ impl Fleet {
             // In order: what the router says counts once all agents are ready, since it may not have seen yet
             // that one was away.
             let mut behind = false;
-            waiting.retain(|(_, address)| {
+            waiting.retain(|(name, address)| {
                 behind = behind || !matches!(Client::new(address, "", "").get("/readyz"), Ok((200, _)));
+                behind = behind || (name == "router" && !self.sees_all());
                 behind
             });
             if start.elapsed() > limit {
@@ -254,6 +260,11 @@ impl Fleet {
             sleep(Duration::from_millis(50));
         }
         Ok(())
+    }
+
+    /// Whether the router would use every agent.
+    fn sees_all(&self) -> bool {
+        counters(&self.options.dir).is_ok_and(|counters| counters.agents.iter().all(|agent| agent.usable))
     }
 
     /// Fails with the end of the log when a process has ended by itself.

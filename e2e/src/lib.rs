@@ -9,3 +9,4 @@ pub mod pass;
 pub mod push;
 pub mod questions;
 pub mod report;
+pub mod show;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use serde::Deserialize;
 
 /// One question over documents.
@@ -40,6 +40,17 @@ impl Question {
             }
         }
         other
+    }
+
+    /// The same question over documents that nobody has sent before: as many words of each, drawn from all.
+    pub fn over_new_documents(&self, random: &mut StdRng) -> Self {
+        let words: Vec<&str> =
+            self.documents.iter().flat_map(|document| document.split_whitespace()).collect();
+        let draw = |document: &String| {
+            let drawn = document.split_whitespace().filter_map(|_| words.choose(random).copied());
+            drawn.collect::<Vec<_>>().join(" ")
+        };
+        Self { documents: self.documents.iter().map(draw).collect(), ..self.clone() }
     }
 }
 
@@ -80,6 +91,8 @@ pub fn evenly(questions: &[Question], count: usize) -> Vec<Question> {
 
 #[cfg(test)]
 mod tests {
+    use rand::SeedableRng;
+
     use super::*;
 
     fn question(layout: &str, task: &str, number: usize) -> Question {
@@ -92,6 +105,18 @@ mod tests {
             question: String::new(),
             answer: String::new(),
         }
+    }
+
+    #[test]
+    fn new_documents_are_new_and_as_long() {
+        let documents = vec!["one two three four five six".to_owned(), "seven eight".to_owned()];
+        let asked = Question { documents, ..question("a", "x", 0) };
+        let mut random = StdRng::seed_from_u64(1);
+        let (first, second) = (asked.over_new_documents(&mut random), asked.over_new_documents(&mut random));
+        assert!(first.documents[0] != asked.documents[0] && first.documents[0] != second.documents[0]);
+        let lengths: Vec<usize> =
+            first.documents.iter().map(|text| text.split_whitespace().count()).collect();
+        assert_eq!(lengths, [6, 2]);
     }
 
     #[test]

@@ -21,6 +21,20 @@ pub struct Report {
     pub modes: BTreeMap<String, ModeReport>,
     /// Per mode and question: the answer.
     pub answers: BTreeMap<String, BTreeMap<String, String>>,
+    /// Scatter workers under cold traffic, on a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scatter: Option<Scatter>,
+}
+
+/// How many scatter workers were ready, under traffic of new documents.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Scatter {
+    /// Before it.
+    pub start: u64,
+    /// The most during it.
+    pub peak: u64,
+    /// Once the pool was done with it.
+    pub end: u64,
 }
 
 /// One mode's row.

@@ -19,6 +19,7 @@ mod tools;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
+pub(crate) use image::{Archive, TAG};
 use lab::Lab;
 pub(crate) use target::{Target, TargetArgs};
 

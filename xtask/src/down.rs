@@ -1,4 +1,4 @@
-//! `cargo xtask down`: stops what `up --keep` left running.
+//! `cargo xtask down`: stops what `up` left running, on a cluster or on loopback.
 
 use std::fs;
 use std::path::Path;
@@ -7,11 +7,40 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use clap::Args;
 
-use crate::shell::{run, scratch};
+use crate::cluster::{Target, TargetArgs};
+use crate::install::uninstall;
+use crate::shell::{run, scratch, step};
+use crate::up::SAMPLE;
+
+/// Flags of `down`.
+#[derive(Args)]
+pub(crate) struct DownArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// From a cluster that stays, remove the kinds too, and with them every HypicCluster.
+    #[arg(long)]
+    crds: bool,
+}
+
+/// Stops the fleet on loopback and the lab; takes sample and operator away from a cluster that is not ours.
+pub(crate) fn down(args: &DownArgs) -> Result<()> {
+    stop_local()?;
+    let target = Target::new(&args.target)?;
+    if matches!(target, Target::Lab(_)) {
+        return target.down();
+    }
+    // The operator is there until its clusters are gone.
+    step("remove the sample", || {
+        let mut kubectl = target.client("kubectl");
+        run(kubectl.args(["delete", "namespace", SAMPLE, "--ignore-not-found"]))
+    })?;
+    uninstall(&target, args.crds)
+}
 
 /// Ends the processes of a kept fleet; it is no error when there are none.
-pub(crate) fn down() -> Result<()> {
+pub(crate) fn stop_local() -> Result<()> {
     let file = scratch().join("fleet").join("pids");
     let Ok(text) = fs::read_to_string(&file) else { return Ok(()) };
     let ours: Vec<&str> = text.lines().filter(|pid| is_ours(pid)).collect();

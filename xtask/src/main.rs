@@ -7,6 +7,7 @@ mod dag;
 mod debian;
 mod down;
 mod helm;
+mod install;
 mod shell;
 mod test;
 mod tidy;
@@ -28,8 +29,8 @@ struct Args {
 enum Command {
     /// Set up and run the demo.
     Up(up::UpArgs),
-    /// Undo `up --keep`.
-    Down,
+    /// Undo `up`.
+    Down(down::DownArgs),
     /// A Kubernetes cluster to test and show on.
     Cluster(cluster::ClusterArgs),
     /// Push a topology file to the fleet that `up --local --keep` left running.
@@ -49,6 +50,8 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
+    /// Write the definitions of the kinds in `crds/` as YAML into charts/hypic-crds; a test of that crate compares them.
+    Crds,
     /// Charts, dashboards and rules, checked without a cluster.
     Charts {
         /// Make the dashboards anew.
@@ -68,7 +71,7 @@ enum Command {
 fn main() -> Result<()> {
     match Args::parse().command {
         Command::Up(args) => up::up(&args),
-        Command::Down => down::down(),
+        Command::Down(args) => down::down(&args),
         Command::Cluster(args) => cluster::cluster(&args),
         Command::PushTopology { file } => {
             shell::cargo(&["build", "--package", "hypic-e2e", "--bins"])?;
@@ -81,6 +84,7 @@ fn main() -> Result<()> {
         Command::Lint => test::lint(),
         Command::Tidy => tidy::tidy(),
         Command::Dag { write } => dag::dag(write),
+        Command::Crds => shell::cargo(&["run", "--quiet", "--package", "hypic-crds", "charts/hypic-crds/templates"]),
         Command::Charts { write } => charts::charts(write),
         Command::Panels(args) => charts::panels(&args),
         Command::Bench { args } => {

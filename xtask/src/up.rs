@@ -1,24 +1,31 @@
 //! `cargo xtask up`.
 
+mod on_cluster;
+
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::down::down;
+use crate::cluster::TargetArgs;
+use crate::down::stop_local;
 use crate::shell::{binary, cargo, root, run, scratch, step};
+
+pub(crate) use on_cluster::SAMPLE;
 
 /// Flags of `up`.
 #[derive(Args)]
 pub(crate) struct UpArgs {
+    #[command(flatten)]
+    target: TargetArgs,
     /// Processes on loopback instead of a cluster.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["cluster", "registry"])]
     local: bool,
-    /// Leave it running; `cargo xtask down` stops it.
+    /// With --local: leave it running. A cluster stays in any case. `cargo xtask down` stops both.
     #[arg(long)]
     keep: bool,
-    /// Folder of a checkpoint.
+    /// Folder of a checkpoint, with --local.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Question file.
@@ -33,17 +40,35 @@ pub(crate) struct UpArgs {
     /// Start the fleet and ask nothing.
     #[arg(long)]
     no_eval: bool,
+    /// Take the binaries as they were built last.
+    #[arg(long)]
+    no_build: bool,
+}
+
+impl UpArgs {
+    /// The question file. Paths are absolute: the demo may run in another folder.
+    fn eval(&self) -> Result<PathBuf> {
+        let own = || root().join("e2e/eval/questions.jsonl.gz");
+        std::path::absolute(self.eval.clone().unwrap_or_else(own)).context("find the question file")
+    }
+
+    fn report(&self) -> Result<Option<PathBuf>> {
+        self.report.as_ref().map(std::path::absolute).transpose().context("find the report's folder")
+    }
 }
 
 /// Builds and runs the demo.
 pub(crate) fn up(args: &UpArgs) -> Result<()> {
-    if !args.local {
-        bail!("a cluster cannot be started yet (docs/gaps.md); run 'cargo xtask up --local'");
+    if args.local { on_loopback(args) } else { on_cluster::up(args) }
+}
+
+fn on_loopback(args: &UpArgs) -> Result<()> {
+    stop_local()?;
+    if !args.no_build {
+        step("build router, agent and demo", || {
+            cargo(&["build", "-p", "hypic-router", "-p", "hypic-node-agent", "-p", "hypic-e2e", "--bins"])
+        })?;
     }
-    down()?;
-    step("build router, agent and demo", || {
-        cargo(&["build", "-p", "hypic-router", "-p", "hypic-node-agent", "-p", "hypic-e2e", "--bins"])
-    })?;
     let dir = scratch().join("fleet");
     if dir.exists() {
         fs::remove_dir_all(&dir).with_context(|| format!("clear {}", dir.display()))?;
@@ -57,10 +82,10 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
         .arg("--model")
         .arg(args.model.clone().unwrap_or_else(|| root().join("e2e/models/hypic-tiny")))
         .arg("--eval")
-        .arg(args.eval.clone().unwrap_or_else(|| root().join("e2e/eval/questions.jsonl.gz")))
+        .arg(args.eval()?)
         .args(["--questions", &args.questions.to_string()]);
-    if let Some(report) = &args.report {
-        command.arg("--report").arg(std::path::absolute(report).context("find the report's folder")?);
+    if let Some(report) = args.report()? {
+        command.arg("--report").arg(report);
     }
     if args.keep {
         command.arg("--keep");

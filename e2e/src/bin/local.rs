@@ -2,7 +2,6 @@
 //! `cargo xtask up --local` builds everything and runs this.
 
 use std::fs;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -11,10 +10,9 @@ use clap::Parser;
 use hypic_domain::flow::Mode;
 use hypic_domain::id::ModelId;
 use hypic_domain::serving::ModelFile;
-use hypic_e2e::fleet::{Fleet, FleetOptions, key_of, show_key_of, tiny};
-use hypic_e2e::pass;
-use hypic_e2e::questions::{self, Question};
-use hypic_e2e::report::{Report, machine};
+use hypic_e2e::fleet::{Fleet, FleetOptions, key_of, tiny};
+use hypic_e2e::questions;
+use hypic_e2e::show::Shown;
 
 /// Starts a fleet on this machine and asks it the demo's questions in every mode.
 #[derive(Parser)]
@@ -58,10 +56,9 @@ fn main() -> Result<()> {
 
     if !args.no_eval {
         let all = questions::read(&args.eval)?;
-        show_ten(&fleet, &all, &step)?;
-        let report = table(&fleet, &model, &questions::evenly(&all, args.questions), &step)?;
-        println!("\n{}", report.table(&Mode::ALL.map(Mode::name)));
-        println!("cold: documents shuffled, nothing cached. shuffled: same documents in another order.");
+        let client = |key: &str| fleet.client(key);
+        let shown = Shown { model: model.name.as_str(), client: &client, step: &step };
+        let report = shown.ask(&all, args.questions)?;
         if let Some(path) = &args.report {
             report.write(path)?;
             step(&format!("wrote {}", path.display()));
@@ -84,58 +81,6 @@ fn model_file(args: &Args) -> Result<ModelFile> {
         file.name = ModelId(name.to_string_lossy().into_owned());
     }
     Ok(file)
-}
-
-/// Ten questions, at least three of each task, in every mode.
-fn show_ten(fleet: &Fleet, all: &[Question], step: &dyn Fn(&str)) -> Result<()> {
-    let ten = questions::evenly(all, 10);
-    step(&format!("{} questions in every mode", ten.len()));
-    for question in &ten {
-        println!("\n{}: {}  (expected: {})", question.id, question.question, question.answer);
-        for mode in Mode::ALL {
-            let answer = fleet.client(&show_key_of(mode)).ask(question, pass::MAX_TOKENS, false)?;
-            let segments = &answer.hypic["segments"];
-            let mark = if answer.text.trim() == question.answer.trim() { "right" } else { "wrong" };
-            println!(
-                "  {:<10} TTFT {:>7.1} ms   segments hit {:>2} built {:>2}   {:<12} {mark}",
-                mode.name(),
-                answer.ttft.as_secs_f64() * 1e3,
-                segments["hit"].as_u64().unwrap_or(0) + segments["fetched"].as_u64().unwrap_or(0),
-                segments["built"].as_u64().unwrap_or(0),
-                answer.text.trim(),
-            );
-        }
-    }
-    println!();
-    Ok(())
-}
-
-fn table(fleet: &Fleet, model: &ModelFile, asked: &[Question], step: &dyn Fn(&str)) -> Result<Report> {
-    let mut report = Report {
-        machine: machine(),
-        model: model.name.to_string(),
-        questions: asked.len(),
-        ..Report::default()
-    };
-    for mode in Mode::ALL {
-        let name = mode.name();
-        let mut progress = |pass: &str, done: usize| {
-            if std::io::stdout().is_terminal() {
-                print!("\r           {name}: {pass} {done}/{}   ", asked.len());
-                // A progress line that cannot be shown is no reason to stop.
-                let _ = std::io::stdout().flush();
-            }
-        };
-        let gap = !matches!(mode, Mode::Recompute | Mode::Prefix);
-        let (row, texts) = pass::run_mode(&fleet.client(&key_of(mode)), asked, gap, &mut progress)?;
-        if std::io::stdout().is_terminal() {
-            print!("\r");
-        }
-        step(&format!("{name}: {} of {} right", row.correct, asked.len()));
-        report.modes.insert(name.to_owned(), row);
-        report.answers.insert(name.to_owned(), texts);
-    }
-    Ok(report)
 }
 
 fn explain(fleet: &Fleet, model: &ModelFile, keep: bool) {

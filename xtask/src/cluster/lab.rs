@@ -2,14 +2,13 @@
 
 use std::fs::{self, File, TryLockError};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use super::node::Node;
-use super::{network, tools};
+use super::{network, prometheus, tools};
 use crate::shell::root;
 
 /// Address of the API server, of Prometheus and of whatever `run` starts.
@@ -56,6 +55,11 @@ impl Lab {
         self.dir().join("logs").join(server).with_extension("log")
     }
 
+    /// Where its Prometheus listens.
+    pub(crate) fn prometheus(&self) -> String {
+        format!("http://{ADDRESS}:{}", prometheus::PORT)
+    }
+
     /// File that holds on to a network namespace: `switch`, or a node's.
     pub(crate) fn network(&self, name: &str) -> PathBuf {
         self.dir().join("net").join(name)
@@ -86,21 +90,18 @@ impl Lab {
         command
     }
 
-    /// Replaces this process by a command inside the lab, which also gets the cluster's names.
-    pub(crate) fn exec(&self, command: &[String]) -> Result<()> {
+    /// A command inside the lab, which also gets the cluster's names.
+    ///
+    /// # Errors
+    /// When the lab is not up.
+    pub(crate) fn command(&self, words: &[String]) -> Result<Command> {
         self.need_running()?;
-        let mut path = tools::clients().into_os_string();
-        #[expect(clippy::disallowed_methods, reason = "the PATH is handed on, not a setting of ours")]
-        if let Ok(rest) = std::env::var("PATH") {
-            path.push(":");
-            path.push(rest);
-        }
         let script = r#"mount --bind "$0" /etc/resolv.conf && exec "$@""#;
         let mut inside = self.inside("unshare");
         inside.args(["--mount", "--propagation", "private", "bash", "-c", script]);
-        inside.arg(self.dir().join("resolv.conf")).args(command);
-        inside.envs(self.environment()).env("PATH", path);
-        Err(inside.exec()).context("enter the lab")
+        inside.arg(self.dir().join("resolv.conf")).args(words);
+        inside.envs(self.environment()).env("PATH", tools::path());
+        Ok(inside)
     }
 
     fn environment(&self) -> Vec<(&'static str, PathBuf)> {

@@ -89,6 +89,10 @@ impl Lab {
     /// Stops everything and removes what it left.
     pub(crate) fn down(&self) -> Result<()> {
         self.need_outside()?;
+        if !self.dir().exists() && remains::find(self)?.is_empty() {
+            println!("lab '{}' is down", self.name());
+            return Ok(());
+        }
         let lock = self.lock()?;
         step("stop the cluster", || remains::clear(self))?;
         fs::remove_dir(self.dir()).with_context(|| format!("remove {}", self.dir().display()))?;

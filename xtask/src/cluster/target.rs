@@ -12,11 +12,14 @@ use super::daemon::succeeds;
 use super::image::{self, Archive};
 use super::lab::Lab;
 use super::machine::on_path;
-use super::{registry, tools};
+use super::{go, registry, tools};
 use crate::shell::{run, step};
 
 /// Name of the kind cluster, and of its nodes' prefix.
 const KIND: &str = "hypic";
+
+/// Name of the lab unless another is asked for.
+const LAB: &str = "lab";
 
 /// Flags that choose a cluster.
 #[derive(Args, Clone)]
@@ -28,7 +31,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "HOST/PREFIX", global = true)]
     registry: Option<String>,
     /// Name of the lab; several can run beside each other.
-    #[arg(long, value_name = "NAME", env = "HYPIC_LAB", default_value = "lab", global = true)]
+    #[arg(long, value_name = "NAME", env = "HYPIC_LAB", default_value = LAB, global = true)]
     lab: String,
 }
 
@@ -71,6 +74,26 @@ impl Target {
             Which::Current => Self::Current { registry },
             Which::Kind => Self::Kind { registry },
         })
+    }
+
+    /// The flags that choose it, for commands that people are told to type.
+    pub(crate) fn flags(&self) -> String {
+        match self {
+            Self::Lab(lab) if lab.name() == LAB => String::new(),
+            Self::Lab(lab) => format!(" --lab {}", lab.name()),
+            Self::Current { .. } => " --cluster current".to_owned(),
+            Self::Kind { .. } => " --cluster kind".to_owned(),
+        }
+    }
+
+    /// Whether nodes have to pull the hypic image.
+    pub(crate) fn pulls(&self) -> bool {
+        matches!(self, Self::Current { .. } | Self::Kind { registry: Some(_) })
+    }
+
+    /// Whether what takes minutes has been built by an earlier run.
+    pub(crate) fn is_warm(&self) -> bool {
+        !matches!(self, Self::Lab(_)) || go::kube().exists()
     }
 
     /// Starts the cluster, or makes sure that somebody else's answers.
@@ -123,20 +146,29 @@ impl Target {
         }
     }
 
-    /// Replaces this process by a command that reaches the cluster.
-    pub(crate) fn run(&self, command: &[String]) -> Result<()> {
-        match (self, command) {
-            (Self::Lab(lab), _) => lab.exec(command),
-            (_, [program, arguments @ ..]) => {
-                Err(self.client(program).args(arguments).exec()).with_context(|| format!("start {program}"))
-            }
+    /// A command that reaches the cluster, with kubectl and helm on its PATH.
+    ///
+    /// # Errors
+    /// When there is no command, or the lab is not up.
+    pub(crate) fn command(&self, words: &[String]) -> Result<Command> {
+        match (self, words) {
             (_, []) => bail!("run: no command"),
+            (Self::Lab(lab), _) => lab.command(words),
+            (_, [program, arguments @ ..]) => {
+                let mut command = self.client(program);
+                command.args(arguments).env("PATH", tools::path());
+                Ok(command)
+            }
         }
     }
 
-    /// Makes the hypic image and brings it to where the nodes find it; returns what pods name it by. `build` runs
-    /// cargo first.
-    pub(crate) fn images(&self, tag: &str, build: bool) -> Result<String> {
+    /// Replaces this process by such a command.
+    pub(crate) fn run(&self, words: &[String]) -> Result<()> {
+        Err(self.command(words)?.exec()).context("start the command")
+    }
+
+    /// Makes the hypic image and brings it to where the nodes find it. `build` runs cargo first.
+    pub(crate) fn images(&self, tag: &str, build: bool) -> Result<Archive> {
         let prefix = match self {
             Self::Lab(lab) => {
                 lab.need_running()?;
@@ -149,7 +181,7 @@ impl Target {
         };
         let image = step("make the hypic image", || image::hypic(prefix, tag, build))?;
         step("bring it to the nodes", || self.deliver(&image))?;
-        Ok(image.reference)
+        Ok(image)
     }
 
     fn deliver(&self, image: &Archive) -> Result<()> {
@@ -201,7 +233,7 @@ mod tests {
 
     #[test]
     fn somebody_elses_cluster_needs_a_registry_for_images() {
-        let fault = target(Which::Current, None).unwrap().images("1", false).unwrap_err().to_string();
+        let fault = target(Which::Current, None).unwrap().images("1", false).err().unwrap().to_string();
         assert!(fault.starts_with("--registry:"), "{fault}");
     }
 }

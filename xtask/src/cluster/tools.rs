@@ -1,5 +1,6 @@
 //! Programs that the lab takes from packages.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -24,6 +25,17 @@ const PACKAGES: [(&str, &str); 10] = [
 /// Folder with kubectl and helm, for the PATH.
 pub(crate) fn clients() -> PathBuf {
     folder().join("bin")
+}
+
+/// The PATH with them first.
+pub(crate) fn path() -> OsString {
+    let mut path = clients().into_os_string();
+    #[expect(clippy::disallowed_methods, reason = "the PATH is handed on, not a setting of ours")]
+    if let Ok(rest) = std::env::var("PATH") {
+        path.push(":");
+        path.push(rest);
+    }
+    path
 }
 
 /// Installs the Debian packages that are missing.
