@@ -28,7 +28,7 @@ use hypic_router::fleet_view::{FleetView, Seen};
 use hypic_router::lookup::IndexClient;
 use hypic_router::metrics::Metrics;
 use hypic_wire::channel::Channels;
-use hypic_wire::proto::LocateRequest;
+use hypic_wire::proto::{AgentState, LocateRequest};
 use hypic_wire::tls::{Security, TlsFiles};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -220,6 +220,8 @@ fn seen() -> Seen {
         link_bytes_per_ms: 0.0,
         link_fixed: Millis(0.0),
         live_share: 1.0,
+        index_whole: true,
+        state: AgentState::default(),
     }
 }
 
