@@ -78,8 +78,8 @@ fn explain(target: &Target) {
     println!("  fleet       {inside} kubectl -n {SAMPLE} get hypic,pods");
     println!("  why so many {inside} kubectl -n {SAMPLE} describe hysp demo-scatter");
     if let Target::Lab(lab) = target {
-        println!("  Prometheus  {inside} curl {}/api/v1/query?query=hypic_router_ready", lab.prometheus());
-        println!("              a page on this machine: docs/guide/operate.md");
+        println!("  Prometheus  {inside} curl {}/api/v1/query?query=up", lab.prometheus());
+        println!("              its pages in a browser: docs/guide/operate.md");
     }
     println!(
         "  Grafana     dashboards are ConfigMaps: {inside} kubectl -n {} get configmaps -l grafana_dashboard=1",
