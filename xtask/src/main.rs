@@ -84,7 +84,9 @@ fn main() -> Result<()> {
         Command::Lint => test::lint(),
         Command::Tidy => tidy::tidy(),
         Command::Dag { write } => dag::dag(write),
-        Command::Crds => shell::cargo(&["run", "--quiet", "--package", "hypic-crds", "charts/hypic-crds/templates"]),
+        Command::Crds => {
+            shell::cargo(&["run", "--quiet", "--package", "hypic-crds", "charts/hypic-crds/templates"])
+        }
         Command::Charts { write } => charts::charts(write),
         Command::Panels(args) => charts::panels(&args),
         Command::Bench { args } => {
