@@ -20,7 +20,8 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
 pub(crate) use image::{Archive, TAG};
-use lab::Lab;
+pub(crate) use lab::Lab;
+pub(crate) use machine::check as check_machine;
 pub(crate) use target::{Target, TargetArgs};
 
 /// Flags of `cluster`.

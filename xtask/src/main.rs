@@ -3,6 +3,7 @@
 mod charts;
 mod clients;
 mod cluster;
+mod cluster_tests;
 mod dag;
 mod debian;
 mod down;

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use crate::cluster_tests::cluster_tests;
 use crate::shell::{cargo, root, run, step};
 use crate::{charts, clients, dag, tidy};
 
@@ -17,7 +18,10 @@ pub(crate) fn test() -> Result<()> {
     step("build", || cargo(&["build", "--workspace", "--bins", "--tests", "--locked"]))?;
     step("OpenAI clients", clients::install)?;
     step("tests", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]))?;
-    println!("all tests passed; next: 'cargo xtask up --local' runs the demo");
+    step("on a cluster", cluster_tests)?;
+    println!(
+        "all tests passed; next: 'cargo xtask up' runs the demo, 'cargo xtask up --local' without a cluster"
+    );
     Ok(())
 }
 

@@ -1,0 +1,58 @@
+//! Tests of chart, operator and fleet on a real cluster: `e2e/tests/cluster`, run inside a lab of their own.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::cluster::{Lab, TAG, Target, check_machine};
+use crate::install::install;
+use crate::shell::{root, run, step};
+
+/// The lab that only these tests use.
+const LAB: &str = "test";
+/// Two nodes: faults of one must leave the other.
+const NODES: u8 = 2;
+/// Tests at once: each waits for pods most of its time.
+const AT_ONCE: &str = "3";
+
+/// Starts a lab, installs the charts, runs the tests and takes the lab down again. A machine that cannot run the lab
+/// (no root, no cgroup v1) is told so loudly, and the other tests count.
+///
+/// # Errors
+/// A test that failed, or a lab that does not come up where it could.
+pub(crate) fn cluster_tests() -> Result<()> {
+    if let Err(why) = check_machine() {
+        println!("SKIPPED: the cluster tests did not run. {why:#}");
+        return Ok(());
+    }
+    let tests = step("build the cluster tests", executable)?;
+    let target = Target::Lab(Lab::new(LAB)?);
+    let tested = in_lab(&target, &tests);
+    let downed = target.down();
+    tested.and(downed)
+}
+
+fn in_lab(target: &Target, tests: &str) -> Result<()> {
+    target.up(NODES)?;
+    let image = target.images(TAG, true)?;
+    install(target, &image)?;
+    let words = [tests, "--test-threads", AT_ONCE].map(str::to_owned);
+    step("cluster tests", || run(&mut target.command(&words)?))
+}
+
+/// The test binary, which cargo names only in its messages.
+fn executable() -> Result<String> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["test", "--locked", "--package", "hypic-e2e", "--test", "cluster", "--no-run"]);
+    cargo.args(["--message-format", "json-render-diagnostics"]).current_dir(root()).stderr(Stdio::inherit());
+    let output = cargo.output().context("start cargo")?;
+    if !output.status.success() {
+        bail!("the cluster tests do not build");
+    }
+    let text = String::from_utf8(output.stdout).context("read cargo's messages")?;
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let of = |message: &Value| message["target"]["name"] == "cluster" && message["profile"]["test"] == true;
+    let found = messages.filter(of).find_map(|message| message["executable"].as_str().map(str::to_owned));
+    found.context("cargo names no executable of the cluster tests")
+}
