@@ -5,10 +5,12 @@ use hypic_crds::HypicScatterPool;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
-use crate::pulse::{AUTOSCALER, ActuateError, Actuator, Doing, News, Replicas, Target, Written, scaled_by};
+use crate::pulse::{
+    AUTOSCALER, ActuateError, Actuator, Doing, News, Replicas, Target, Written, is_claimed, scaled_by,
+};
 
 /// Scales HypicScatterPools through the API server.
 pub struct Scaler {
@@ -28,6 +30,32 @@ impl Scaler {
     }
 }
 
+/// Takes the number of a pool that nobody owns, as it is, so that whoever changes it later is on record.
+///
+/// # Errors
+/// The API server; a number that somebody took meanwhile is none.
+pub async fn claim(client: &Client, pool: &HypicScatterPool) -> Result<(), kube::Error> {
+    if is_claimed(&pool.metadata) {
+        return Ok(());
+    }
+    let api = Api::<HypicScatterPool>::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
+    let patch = number(&pool.name_any(), pool.spec.replicas);
+    match api.patch(&pool.name_any(), &PatchParams::apply(AUTOSCALER), &Patch::Apply(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(refusal)) if refusal.is_conflict() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn number(object: &str, replicas: i32) -> serde_json::Value {
+    json!({
+        "apiVersion": HypicScatterPool::api_version(&()),
+        "kind": HypicScatterPool::kind(&()),
+        "metadata": {"name": object},
+        "spec": {"replicas": replicas},
+    })
+}
+
 impl Actuator for Scaler {
     fn read<'a>(&'a self, target: &'a Target) -> Doing<'a, Replicas> {
         async move {
@@ -39,12 +67,7 @@ impl Actuator for Scaler {
 
     fn set<'a>(&'a self, target: &'a Target, replicas: i32) -> Doing<'a, Written> {
         async move {
-            let patch = json!({
-                "apiVersion": HypicScatterPool::api_version(&()),
-                "kind": HypicScatterPool::kind(&()),
-                "metadata": {"name": target.object},
-                "spec": {"replicas": replicas},
-            });
+            let patch = number(&target.object, replicas);
             // Without force: a number that somebody else has set is theirs.
             let patched = self
                 .api(target)

@@ -31,7 +31,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 pub use actuator::{ActuateError, Actuator, Doing, News, Replicas, Target, Written};
-pub use owner::{AUTOSCALER, scaled_by};
+pub use owner::{AUTOSCALER, is_claimed, scaled_by};
 pub use registry::Pulses;
 
 use crate::metrics::Metrics;

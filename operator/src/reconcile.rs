@@ -15,6 +15,7 @@ use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::Value;
 
+use crate::actuate::claim;
 use crate::apply::{self, Step, carry_out, leftovers, steps};
 use crate::metrics::{ClusterGauges, Kind, Metrics};
 use crate::observe::{Observed, observe};
@@ -106,6 +107,9 @@ async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, Recon
         let identity = identity(context, &names, &key).await?;
         let planned = plan_for(cluster, model, &observed, context, &names, &key);
         faults.extend(write(cluster, context, &observed, &planned, &identity, &key).await?);
+        for pool in observed.scatter.values() {
+            claim(&context.client, pool).await?;
+        }
         context.pulses.register(key.clone(), fleet(cluster, &observed, &identity));
         topology = Some(planned.topology);
     }

@@ -12,12 +12,21 @@ pub const AUTOSCALER: &str = "hypic-autoscaler";
 /// The API server keeps this by itself, whatever way the number was set: `kubectl scale`, an autoscaler through
 /// `/scale`, an edit, an apply.
 pub fn scaled_by(metadata: &ObjectMeta) -> Option<String> {
+    owners(metadata).find(|name| ![AUTOSCALER, MANAGER].contains(name)).map(str::to_owned)
+}
+
+/// Whether anybody owns `spec.replicas`. A new pool has its number from the schema, which owns nothing; and the API
+/// server then keeps no record of a client that changes it through `/scale`.
+pub fn is_claimed(metadata: &ObjectMeta) -> bool {
+    owners(metadata).next().is_some()
+}
+
+fn owners(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     let entries = metadata.managed_fields.iter().flatten();
     let owns = |fields: &serde_json::Value| !fields["f:spec"]["f:replicas"].is_null();
-    let names = entries
-        .filter(|entry| entry.fields_v1.as_ref().is_some_and(|fields| owns(&fields.0)))
-        .map(|entry| entry.manager.as_deref().unwrap_or("a client without a name"));
-    names.filter(|name| ![AUTOSCALER, MANAGER].contains(name)).map(str::to_owned).next()
+    entries
+        .filter(move |entry| entry.fields_v1.as_ref().is_some_and(|fields| owns(&fields.0)))
+        .map(|entry| entry.manager.as_deref().unwrap_or("a client without a name"))
 }
 
 #[cfg(test)]
@@ -68,6 +77,7 @@ mod tests {
     #[test]
     fn a_new_pool_and_one_that_the_autoscaler_set_are_the_operators() {
         assert_eq!(scaled_by(&ObjectMeta::default()), None);
+        assert!(!is_claimed(&ObjectMeta::default()));
         assert_eq!(owner(vec![]), None);
         assert_eq!(owner(vec![entry(AUTOSCALER, "Apply", "", &replicas())]), None);
         assert_eq!(owner(vec![entry(MANAGER, "Update", "scale", &replicas())]), None);
