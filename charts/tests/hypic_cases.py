@@ -238,15 +238,13 @@ def may(rules):
 
 
 class Rights(unittest.TestCase):
-    WRITE = ("create", "patch", "delete")
-
     def test_the_operator_may_do_no_more_than_it_needs(self):
         (role,) = [r for r in of_kind(render("--set", "rbac.aggregate=false"), "ClusterRole")]
         rights = may(role["rules"])
         self.assertFalse([right for right in rights if "*" in right])
         self.assertFalse([right for right in rights if right[2] in ("update", "deletecollection", "escalate", "bind", "impersonate")])
         self.assertFalse([right for right in rights if right[1].startswith(("roles", "clusterroles", "nodes", "pods/"))])
-        self.assertEqual({verb for _, resource, verb in rights if resource == "secrets"}, {"get", *self.WRITE})
+        self.assertEqual({verb for _, resource, verb in rights if resource == "secrets"}, {"get", "create", "patch"})
         for kind in ("hypicclusters", "hypicmodels"):
             self.assertEqual({verb for _, resource, verb in rights if resource == kind}, {"get", "list", "watch"})
         named = [rule for rule in role["rules"] if "resourceNames" in rule]
@@ -270,7 +268,7 @@ class Rights(unittest.TestCase):
             (role,) = of_kind(objects, "Role")
             self.assertEqual(role["metadata"]["namespace"], "hypic-system")
             named = [rule for rule in role["rules"] if "resourceNames" in rule]
-            self.assertEqual([(rule["resourceNames"], rule["verbs"]) for rule in named], [([lease], ["get", "update", "patch"])])
+            self.assertEqual([(rule["resourceNames"], rule["verbs"]) for rule in named], [([lease], ["get", "update"])])
             self.assertEqual(may(role["rules"]), {("coordination.k8s.io", "leases", "create")})
 
     def test_every_binding_names_a_role_and_an_account_that_are_there(self):

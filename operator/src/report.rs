@@ -99,7 +99,9 @@ fn of((ready, desired): (i32, i32)) -> String {
 
 fn findings(facts: &Facts<'_>, counts: &Counts) -> Vec<Finding> {
     let observed = facts.observed;
-    let trouble = trouble::first(&observed.pods);
+    let router = Names::of(facts.cluster).child("router");
+    let refused = || observed.child("Deployment", &router).and_then(trouble::of_deployment);
+    let trouble = trouble::first(&observed.pods).or_else(refused);
     let blocked = facts.faults.iter().find(|fault| fault.blocks).or_else(|| facts.faults.first());
     let available = counts.routers.0 >= 1 && counts.combine.0 >= 1;
     let serving =

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
+use kube::api::DynamicObject;
 
 /// One pod's trouble.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +65,17 @@ fn last_end(container: &ContainerStatus) -> Option<String> {
     let why = ended.reason.as_deref().unwrap_or("Error");
     let log = ended.message.as_deref().unwrap_or_default().trim();
     Some(format!("{} ended with code {} ({why}): {}", container.name, ended.exit_code, tail(log)))
+}
+
+/// What keeps a Deployment from making its pods, as its own controller tells.
+pub fn of_deployment(deployment: &DynamicObject) -> Option<Trouble> {
+    let conditions = deployment.data["status"]["conditions"].as_array()?;
+    let failed = conditions
+        .iter()
+        .find(|condition| condition["type"] == "ReplicaFailure" && condition["status"] == "True")?;
+    let told = failed["message"].as_str().unwrap_or_default();
+    let reason = if told.contains("exceeded quota") { "QuotaExceeded" } else { "PodsRefused" };
+    Some(Trouble { reason, message: format!("Deployment {}: {told}", deployment.name_any()) })
 }
 
 /// The last lines that fit.
@@ -141,6 +153,26 @@ mod tests {
         let once =
             json!({"ready": true, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}});
         assert_eq!(of(&pod(container(once))), None);
+    }
+
+    #[test]
+    fn a_quota_that_keeps_pods_away_is_told_in_the_controllers_words() {
+        let deployment = |message: &str| {
+            let failure = json!({"type": "ReplicaFailure", "status": "True", "message": message});
+            let object = json!({
+                "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "demo-router"},
+                "status": {"conditions": [{"type": "Available", "status": "True"}, failure]},
+            });
+            serde_json::from_value::<DynamicObject>(object).expect("an object")
+        };
+        let found =
+            of_deployment(&deployment("pods \"x\" is forbidden: exceeded quota: all")).expect("trouble");
+        assert_eq!(found.reason, "QuotaExceeded");
+        assert!(found.message.starts_with("Deployment demo-router: pods"));
+        assert_eq!(
+            of_deployment(&deployment("no such account")).map(|found| found.reason),
+            Some("PodsRefused")
+        );
     }
 
     #[test]
