@@ -163,4 +163,18 @@ impl Client {
         let text = response.body_mut().read_to_string().context("read the body")?;
         Ok((response.status().as_u16(), text))
     }
+
+    /// The sum of a metric over all label sets; 0 where it is not there or nobody answers.
+    pub fn metric(&self, name: &str) -> f64 {
+        let Ok((200, text)) = self.get("/metrics") else { return 0.0 };
+        let value = |line: &str| {
+            let rest = line.strip_prefix(name)?;
+            let value = match rest.strip_prefix('{') {
+                Some(labels) => labels.split_once("} ")?.1,
+                None => rest.strip_prefix(' ')?,
+            };
+            value.trim().parse::<f64>().ok()
+        };
+        text.lines().filter_map(value).sum()
+    }
 }

@@ -67,16 +67,7 @@ pub(crate) fn long(id: &str, documents: usize) -> Question {
 
 /// The sum of a metric over all label sets; 0 where the process does not answer.
 pub(crate) fn metric(address: &str, name: &str) -> f64 {
-    let Ok((200, text)) = Client::new(address, "", "").get("/metrics") else { return 0.0 };
-    let value = |line: &str| {
-        let rest = line.strip_prefix(name)?;
-        let value = match rest.strip_prefix('{') {
-            Some(labels) => labels.split_once("} ")?.1,
-            None => rest.strip_prefix(' ')?,
-        };
-        value.trim().parse::<f64>().ok()
-    };
-    text.lines().filter_map(value).sum()
+    Client::new(address, "", "").metric(name)
 }
 
 /// Waits until `holds`, and fails after ten seconds.
