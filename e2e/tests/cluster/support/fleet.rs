@@ -96,6 +96,10 @@ impl<'a> Fleet<'a> {
             self.is("Ready", "True", "Serving")
         });
         wait_for("nothing is under way", 60, || self.is("Progressing", "False", "Complete"));
+        // Every node's proxy learns of a ready pod a moment after the pod is.
+        wait_for("its Service leads to a router", 20, || {
+            self.client().get("/healthz").map_err(|error| format!("{error:#}"))
+        });
     }
 
     /// The HypicCluster.
