@@ -14,6 +14,10 @@ fn at_rest_the_operator_writes_nothing_but_its_lease() {
     wait_for("routers have told of index and demand", 60, || {
         fleet.holds("IndexConsistent").and_then(|()| fleet.holds("ScatterScaling"))
     });
+    wait_for("the model's status tells of it", 60, || {
+        let model = namespace.get("hypicmodels", "hypic-tiny")?;
+        if model["status"]["identity"].is_string() { Ok(()) } else { Err(model["status"].to_string()) }
+    });
     // What was told in the same moment is written a moment later.
     sleep(Duration::from_secs(10));
     let log = AuditLog::open();
