@@ -36,7 +36,8 @@ pub(crate) fn cluster_tests() -> Result<()> {
 
 fn in_lab(target: &Target, tests: &str) -> Result<()> {
     target.up(NODES)?;
-    let image = target.images(TAG, true)?;
+    // The step before has built every binary.
+    let image = target.images(TAG, false)?;
     install(target, &image)?;
     let words = [tests, "--test-threads", AT_ONCE].map(str::to_owned);
     let failed = step("cluster tests", || told(&mut target.command(&words)?))?;
