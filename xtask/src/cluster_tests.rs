@@ -72,7 +72,8 @@ fn told(command: &mut Command) -> Result<Vec<String>> {
 /// The test binary, which cargo names only in its messages.
 fn executable() -> Result<String> {
     let mut cargo = Command::new("cargo");
-    cargo.args(["test", "--locked", "--package", "hypic-e2e", "--test", "cluster", "--no-run"]);
+    // The whole workspace, so that nothing is built anew with other features.
+    cargo.args(["test", "--locked", "--workspace", "--test", "cluster", "--no-run"]);
     cargo.args(["--message-format", "json-render-diagnostics"]).current_dir(root()).stderr(Stdio::inherit());
     let output = cargo.output().context("start cargo")?;
     if !output.status.success() {
