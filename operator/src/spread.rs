@@ -78,6 +78,8 @@ impl Spread {
     ) -> Vec<(String, Result<Versions, String>)> {
         let version = Versions { epoch: topology.epoch.0, revision: topology.revision };
         let (channels, known) = self.reach(key, identity);
+        // Pods come and go, each with an address of its own.
+        channels.retain(|address| pods.iter().filter_map(running).any(|(_, runs)| runs == address));
         let behind =
             |pod: &&Pod| pod.uid().is_some_and(|uid| known.get(&uid).is_none_or(|known| *known < version));
         let targets = pods.iter().filter(behind).filter_map(|pod| {
