@@ -88,8 +88,7 @@ impl Finding {
     ) -> Self {
         let mut message: String = message.into();
         if message.len() > 1024 {
-            let end = (0..=1021).rev().find(|end| message.is_char_boundary(*end)).unwrap_or_default();
-            message.truncate(end);
+            message.truncate(message.floor_char_boundary(1021));
             message.push('…');
         }
         Self { kind, is: is.into(), reason, message }

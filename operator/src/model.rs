@@ -48,7 +48,7 @@ async fn pass(model: &HypicModel, context: &Context) -> Result<Action, Reconcile
         context.pulses.get(&key(cluster))?.agents.into_iter().find_map(|agent| agent.facts)
     });
     let status = report(model, &serving, facts.as_ref(), &Time(Timestamp::now()));
-    status::write_model(&context.client, model, &status).await?;
+    status::write(&context.client, model, &status).await?;
     Ok(Action::requeue(if facts.is_some() { AT_REST } else { WAITING }))
 }
 

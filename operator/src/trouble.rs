@@ -80,8 +80,7 @@ pub fn of_deployment(deployment: &DynamicObject) -> Option<Trouble> {
 
 /// The last lines that fit.
 fn tail(text: &str) -> &str {
-    let start = text.len().saturating_sub(TAIL);
-    let start = (start..=text.len()).find(|start| text.is_char_boundary(*start)).unwrap_or_default();
+    let start = text.ceil_char_boundary(text.len().saturating_sub(TAIL));
     if start == 0 { text } else { text[start..].split_once('\n').map_or(&text[start..], |(_, whole)| whole) }
 }
 
