@@ -25,10 +25,6 @@ pub use scatter_pool::{HypicScatterPool, HypicScatterPoolSpec, HypicScatterPoolS
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
-/// API group of every kind.
-pub const GROUP: &str = "hypic.dev";
-/// The one served version.
-pub const VERSION: &str = "v1alpha1";
 /// Annotation of a CRD: the revision of its schema. The operator refuses to run on an older one, since the API
 /// server drops fields that it does not know, and a dropped limit means "no limit".
 pub const SCHEMA_REVISION_ANNOTATION: &str = "hypic.dev/schema-revision";

@@ -71,6 +71,11 @@ impl Observed {
         serde_json::from_str(text).ok()
     }
 
+    /// Workers asked for, of each Scatter pool that scales.
+    pub fn scaled(&self) -> BTreeMap<String, i32> {
+        self.scatter.iter().map(|(pool, object)| (pool.clone(), object.spec.replicas)).collect()
+    }
+
     /// Pods with that value of a label.
     pub fn pods_with<'a>(&'a self, label: &'a str, value: &'a str) -> impl Iterator<Item = &'a Pod> {
         self.pods.iter().filter(move |pod| pod.labels().get(label).is_some_and(|found| found == value))
@@ -125,10 +130,21 @@ pub async fn observe(client: &Client, cluster: &HypicCluster) -> Result<Observed
     }
     let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&mine).await?.items;
     let pods = pods.into_iter().filter(|pod| pod.meta().deletion_timestamp.is_none()).collect();
-    let scatter = Api::<HypicScatterPool>::namespaced(client.clone(), namespace).list(&mine).await?.items;
-    let scatter =
-        scatter.into_iter().filter_map(|pool| Some((pool.labels().get(POOL)?.clone(), pool))).collect();
+    let scatter = scatter(&children)?;
     Ok(Observed { model, claim, tenants: tenants(client, cluster).await?, children, pods, scatter })
+}
+
+/// The objects that count scatter workers, of the children.
+fn scatter(children: &[DynamicObject]) -> Result<BTreeMap<String, HypicScatterPool>, kube::Error> {
+    let counts =
+        |child: &&DynamicObject| child.types.as_ref().is_some_and(|types| types.kind == "HypicScatterPool");
+    let typed = |child: &DynamicObject| serde_json::from_value(serde_json::to_value(child)?);
+    let mut pools = BTreeMap::new();
+    for child in children.iter().filter(counts) {
+        let Some(pool) = child.labels().get(POOL) else { continue };
+        pools.insert(pool.clone(), typed(child).map_err(kube::Error::SerdeError)?);
+    }
+    Ok(pools)
 }
 
 async fn tenants(client: &Client, cluster: &HypicCluster) -> Result<Tenants, kube::Error> {

@@ -14,7 +14,7 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-use hypic_crds::pool::PoolRole;
+use hypic_crds::pool::{NodePool, PoolRole};
 use hypic_crds::{HypicCluster, HypicModel};
 use hypic_domain::topology::Topology;
 use serde_json::{Value, json};
@@ -65,12 +65,14 @@ pub struct Plan {
 
 impl Inputs<'_> {
     /// Agents asked for, of a pool.
-    pub fn replicas(&self, pool: &hypic_crds::pool::NodePool) -> i32 {
-        match pool.replicas {
-            Some(fixed) => fixed,
-            None => self.scaled.get(&pool.name).copied().unwrap_or_default(),
-        }
+    pub fn replicas(&self, pool: &NodePool) -> i32 {
+        replicas(pool, self.scaled)
     }
+}
+
+/// Agents asked for, of a pool: the spec's own number, or that of whoever scales it.
+pub fn replicas(pool: &NodePool, scaled: &BTreeMap<String, i32>) -> i32 {
+    pool.replicas.or_else(|| scaled.get(&pool.name).copied()).unwrap_or_default()
 }
 
 /// Plans every child but the Secrets, which are made once and kept.

@@ -58,8 +58,6 @@ pub struct Fleet {
     pub security: Security,
     /// Scatter pools that scale.
     pub pools: Vec<ScalingPool>,
-    /// Generation of the cluster's spec that this is of.
-    pub generation: i64,
 }
 
 /// A pod of a router.

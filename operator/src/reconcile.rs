@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use hypic_crds::HypicCluster;
 use hypic_crds::condition::kind;
 use hypic_crds::pool::NodePool;
-use hypic_crds::{HypicCluster, HypicModel};
 use hypic_domain::topology::Topology;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -21,7 +21,7 @@ use crate::metrics::{ClusterGauges, Kind, Metrics};
 use crate::observe::{Observed, observe};
 use crate::plan::names::Names;
 use crate::plan::topology::Known;
-use crate::plan::{Defaults, Inputs, Plan, plan};
+use crate::plan::{Defaults, Inputs, Plan, plan, replicas};
 use crate::pulse::{ClusterKey, Fleet, Pulses, RouterPod, ScalingPool};
 use crate::report::{self, Facts};
 use crate::secrets::{self, Identity, SecretsError};
@@ -92,6 +92,7 @@ async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, Recon
         return Ok(Action::await_change());
     }
     let observed = observe(&context.client, cluster).await?;
+    let scaled = observed.scaled();
     let mut faults = validate(cluster, &observed);
     let paused = cluster.spec.reconciliation_paused == Some(true);
     let mut topology = None;
@@ -105,7 +106,9 @@ async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, Recon
     {
         let names = Names::of(cluster);
         let identity = identity(context, &names, &key).await?;
-        let planned = plan_for(cluster, model, &observed, context, &names, &key);
+        let newest = newest(cluster, context, &key);
+        let known = Known { current: observed.topology(&names), newest };
+        let planned = plan(&Inputs { cluster, model, defaults: &context.defaults, scaled: &scaled, known });
         faults.extend(write(cluster, context, &observed, &planned, &identity, &key).await?);
         for pool in observed.scatter.values() {
             claim(&context.client, pool).await?;
@@ -113,7 +116,8 @@ async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, Recon
         context.pulses.register(key.clone(), fleet(cluster, &observed, &identity));
         topology = Some(planned.topology);
     }
-    let wanted = wanted(cluster, &observed);
+    let wanted: Vec<(&NodePool, i32)> =
+        cluster.spec.node_pools.iter().map(|pool| (pool, replicas(pool, &scaled))).collect();
     let pulse = context.pulses.get(&key);
     let facts = Facts {
         cluster,
@@ -161,20 +165,11 @@ async fn identity(
     Ok(identity)
 }
 
-fn plan_for(
-    cluster: &HypicCluster,
-    model: &HypicModel,
-    observed: &Observed,
-    context: &Context,
-    names: &Names,
-    key: &ClusterKey,
-) -> Plan {
-    let scaled = observed.scatter.iter().map(|(pool, object)| (pool.clone(), object.spec.replicas)).collect();
-    let status = cluster.status.clone().unwrap_or_default();
-    let status = (told(status.topology_epoch), told(status.topology_revision));
-    let newest = context.spread.newest(key).max(status);
-    let known = Known { current: observed.topology(names), newest };
-    plan(&Inputs { cluster, model, defaults: &context.defaults, scaled: &scaled, known })
+/// The newest topology that the status or a pod tells of.
+fn newest(cluster: &HypicCluster, context: &Context, key: &ClusterKey) -> (u64, u64) {
+    let status = cluster.status.as_ref();
+    let status = status.map(|status| (told(status.topology_epoch), told(status.topology_revision)));
+    context.spread.newest(key).max(status.unwrap_or_default())
 }
 
 /// First what pods read, then the topology to those who run, then the pods.
@@ -248,17 +243,7 @@ fn fleet(cluster: &HypicCluster, observed: &Observed, identity: &Identity) -> Fl
             scaled_by: crate::pulse::scaled_by(&object.metadata),
         })
     });
-    Fleet {
-        routers,
-        security: identity.security.clone(),
-        pools: pools.collect(),
-        generation: cluster.metadata.generation.unwrap_or_default(),
-    }
-}
-
-fn wanted<'a>(cluster: &'a HypicCluster, observed: &Observed) -> Vec<(&'a NodePool, i32)> {
-    let scaled = |pool: &NodePool| observed.scatter.get(&pool.name).map_or(0, |object| object.spec.replicas);
-    cluster.spec.node_pools.iter().map(|pool| (pool, pool.replicas.unwrap_or_else(|| scaled(pool)))).collect()
+    Fleet { routers, security: identity.security.clone(), pools: pools.collect() }
 }
 
 /// Writes the statuses that differ, tells of a changed `Ready`, and sets the gauges. True when all is as asked.
@@ -285,7 +270,7 @@ async fn tell(context: &Context, facts: &Facts<'_>, key: &ClusterKey) -> Result<
         if let (Some(object), Some(status)) =
             (facts.observed.scatter.get(&pool.name), report::scatter_pool(facts, pool, &now))
         {
-            status::write_scatter_pool(&context.client, object, &status).await?;
+            status::write(&context.client, object, &status).await?;
         }
     }
     let holds = |kind: &str| ready(&status.conditions, kind).is_some_and(|(holds, ..)| holds);
@@ -310,15 +295,11 @@ async fn publish(
     action: &str,
     note: &str,
 ) {
-    let mut note = note.to_owned();
-    if note.len() > 1000 {
-        let end = (0..=1000).rev().find(|end| note.is_char_boundary(*end)).unwrap_or_default();
-        note.truncate(end);
-    }
     let event = Event {
         type_: weight,
         reason: reason.to_owned(),
-        note: Some(note),
+        // The API server takes 1 KiB.
+        note: Some(note[..note.floor_char_boundary(1000)].to_owned()),
         action: action.chars().take(128).collect(),
         secondary: None,
     };

@@ -138,7 +138,7 @@ impl World {
         };
         let router = |uid: &&str| RouterPod { uid: (*uid).into(), address: format!("{uid}:7400") };
         let routers = self.routers.iter().map(router).collect();
-        let fleet = Fleet { routers, security: Security::Plain, pools: vec![pool], generation: 1 };
+        let fleet = Fleet { routers, security: Security::Plain, pools: vec![pool] };
         self.pulses.register(key(), fleet);
     }
 

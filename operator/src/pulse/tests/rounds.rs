@@ -74,7 +74,7 @@ fn fleet(routers: Vec<RouterPod>, pools: &[&str]) -> Fleet {
         scaled_by: None,
     };
     let pools = pools.iter().map(pool).collect();
-    Fleet { routers, security: Security::Plain, pools, generation: 1 }
+    Fleet { routers, security: Security::Plain, pools }
 }
 
 #[tokio::test]
