@@ -41,10 +41,28 @@ pub struct Topology {
     pub agents: Vec<AgentEntry>,
 }
 
+/// How a topology came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopologySource {
+    /// Pushed by whoever steers the fleet.
+    Push,
+    /// Read from the mounted file.
+    File,
+}
+
 impl Topology {
     /// What topologies are ordered by: of two, the one with the larger version is newer.
     pub fn version(&self) -> (Epoch, u64) {
         (self.epoch, self.revision)
+    }
+
+    /// Whether it takes the place of the one in use. A push that says the same again is no fault; a file must be
+    /// newer, since files change later than pushes come.
+    pub fn replaces(&self, current: &Self, source: TopologySource) -> bool {
+        match source {
+            TopologySource::Push => self.version() >= current.version(),
+            TopologySource::File => self.version() > current.version(),
+        }
     }
 
     /// Agents of one role, in file order.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hypic_domain::id::{AgentId, Epoch, Incarnation};
-use hypic_domain::topology::{AgentEntry, Topology};
+use hypic_domain::topology::{AgentEntry, Topology, TopologySource};
 use hypic_wire::channel::Channels;
 use hypic_wire::status::Refusal;
 use tokio::sync::watch;
@@ -45,25 +45,12 @@ impl Membership {
         self.topology.borrow().agent(&self.me).cloned()
     }
 
-    /// Takes a pushed topology over unless it is older than the one in use. Returns the version in use after
-    /// that and whether the pushed one was taken.
-    pub fn adopt(&self, pushed: Topology) -> ((Epoch, u64), bool) {
-        self.adopt_if(pushed, |offered, current| offered >= current)
-    }
-
-    /// The same for a topology from a file: it must be newer, since files change later than pushes come.
-    pub fn adopt_newer(&self, mounted: Topology) -> ((Epoch, u64), bool) {
-        self.adopt_if(mounted, |offered, current| offered > current)
-    }
-
-    fn adopt_if(
-        &self,
-        offered: Topology,
-        takes: impl Fn((Epoch, u64), (Epoch, u64)) -> bool,
-    ) -> ((Epoch, u64), bool) {
+    /// Takes a topology over if it [`replaces`](Topology::replaces) the one in use. Returns the version in use
+    /// after that and whether the offered one was taken.
+    pub fn adopt(&self, offered: Topology, source: TopologySource) -> ((Epoch, u64), bool) {
         let mut accepted = false;
         self.topology.send_if_modified(|current| {
-            accepted = takes(offered.version(), current.version());
+            accepted = offered.replaces(current, source);
             let news = accepted && **current != offered;
             if news {
                 let (epoch, revision) = offered.version();

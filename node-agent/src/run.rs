@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use hypic_domain::id::Incarnation;
+use hypic_domain::topology::TopologySource;
 use hypic_scatter::GrpcPeers;
 use hypic_wire::channel::Channels;
 use hypic_wire::probes;
@@ -71,7 +72,7 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
     tasks.spawn(done(async move { security.follow_files(LOOK).await }));
     let mounted = Arc::clone(&index);
     tasks.spawn(done(config.topology_file.clone().follow(move |topology| {
-        if mounted.membership.adopt_newer(topology).1 {
+        if mounted.membership.adopt(topology, TopologySource::File).1 {
             mounted.adopt();
         }
     })));

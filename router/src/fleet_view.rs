@@ -13,7 +13,7 @@ use std::time::Instant;
 use hypic_domain::id::{AgentId, Epoch, Incarnation};
 use hypic_domain::key::Identity;
 use hypic_domain::model::ModelSpec;
-use hypic_domain::topology::{AgentEntry, AgentRole, Topology};
+use hypic_domain::topology::{AgentEntry, AgentRole, Topology, TopologySource};
 use hypic_domain::unit::Millis;
 use hypic_lookup::Ring;
 use hypic_wire::proto::AgentState;
@@ -133,25 +133,12 @@ impl FleetView {
         self.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes a topology that is not older than the one in use. Returns the version in use after that and
-    /// whether the offered one was taken.
-    pub fn adopt(&self, topology: Topology) -> ((Epoch, u64), bool) {
-        self.adopt_if(topology, |offered, current| offered >= current)
-    }
-
-    /// The same for a topology from a file: it must be newer, since files change later than pushes come.
-    pub fn adopt_newer(&self, topology: Topology) -> ((Epoch, u64), bool) {
-        self.adopt_if(topology, |offered, current| offered > current)
-    }
-
-    fn adopt_if(
-        &self,
-        topology: Topology,
-        takes: impl Fn((Epoch, u64), (Epoch, u64)) -> bool,
-    ) -> ((Epoch, u64), bool) {
+    /// Takes a topology over if it [`replaces`](Topology::replaces) the one in use. Returns the version in use
+    /// after that and whether the offered one was taken.
+    pub fn adopt(&self, topology: Topology, source: TopologySource) -> ((Epoch, u64), bool) {
         self.change(|state| {
             let offered = topology.version();
-            if !takes(offered, state.topology.version()) {
+            if !topology.replaces(&state.topology, source) {
                 return (state.topology.version(), false);
             }
             let mut old = std::mem::replace(state, State::new(topology));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use hypic_domain::topology::TopologySource;
 use hypic_wire::proto::fleet_server::Fleet;
 use hypic_wire::proto::{
     AgentRole, AgentState, PushTopologyRequest, PushTopologyResponse, ReadCountersRequest,
@@ -94,7 +95,7 @@ impl Fleet for FleetService {
             return Err(PeerRefusal::Malformed { why: "field 'topology' is missing".to_owned() }.into());
         };
         let topology = topology.try_into().map_err(PeerRefusal::from)?;
-        let ((epoch, revision), accepted) = self.fleet.adopt(topology);
+        let ((epoch, revision), accepted) = self.fleet.adopt(topology, TopologySource::Push);
         tracing::info!(%epoch, revision, accepted, "topology pushed");
         Ok(Response::new(PushTopologyResponse { epoch: epoch.0, revision, accepted }))
     }

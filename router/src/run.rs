@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use hypic_domain::topology::TopologySource;
 use hypic_segment::{Clock, Segmenter};
 use hypic_wire::channel::Channels;
 use prometheus::Registry;
@@ -61,7 +62,7 @@ pub async fn run(
     tasks.spawn(done(async move { security.follow_files(LOOK).await }));
     let mounted = fleet.clone();
     tasks.spawn(done(config.topology_file.follow(move |topology| {
-        let ((epoch, revision), accepted) = mounted.adopt_newer(topology);
+        let ((epoch, revision), accepted) = mounted.adopt(topology, TopologySource::File);
         tracing::info!(%epoch, revision, accepted, "the topology file has changed");
     })));
 

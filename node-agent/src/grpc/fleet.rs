@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hypic_domain::topology::Topology;
+use hypic_domain::topology::{Topology, TopologySource};
 use hypic_wire::proto;
 use hypic_wire::proto::fleet_server::Fleet;
 use hypic_wire::serve::check_steers;
@@ -27,7 +27,7 @@ impl Fleet for FleetService {
         let pushed = request.into_inner().topology;
         let pushed = pushed.ok_or(Refusal::Malformed { why: "no topology".to_owned() })?;
         let pushed = Topology::try_from(pushed).map_err(Refusal::from)?;
-        let ((epoch, revision), accepted) = self.index.membership.adopt(pushed);
+        let ((epoch, revision), accepted) = self.index.membership.adopt(pushed, TopologySource::Push);
         if accepted {
             self.index.adopt();
         }

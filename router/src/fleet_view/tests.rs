@@ -51,8 +51,8 @@ fn most_ready_combine_agents_choose_the_identity_and_others_are_left_out() {
 fn an_older_topology_is_refused_and_a_newer_one_keeps_what_is_known() {
     let view = FleetView::new(topology(5, &["a", "b"]));
     view.saw(&"a".into(), seen(1));
-    assert_eq!(view.adopt(topology(4, &["x"])), ((Epoch(5), 0), false));
-    assert_eq!(view.adopt(topology(6, &["a", "c"])), ((Epoch(6), 0), true));
+    assert_eq!(view.adopt(topology(4, &["x"]), TopologySource::Push), ((Epoch(5), 0), false));
+    assert_eq!(view.adopt(topology(6, &["a", "c"]), TopologySource::Push), ((Epoch(6), 0), true));
     let snapshot = view.snapshot();
     assert_eq!(snapshot.ring.epoch(), Epoch(6));
     assert!(snapshot.agent(&"a".into()).is_some());
@@ -64,13 +64,21 @@ fn an_older_topology_is_refused_and_a_newer_one_keeps_what_is_known() {
 fn topologies_are_ordered_by_epoch_and_then_by_revision() {
     let view = FleetView::new(topology(5, &["a"]));
     let at = |epoch, revision| Topology { revision, ..topology(epoch, &["a"]) };
-    assert_eq!(view.adopt(at(5, 3)), ((Epoch(5), 3), true));
-    assert_eq!(view.adopt(at(5, 2)), ((Epoch(5), 3), false));
-    assert_eq!(view.adopt(at(4, 9)), ((Epoch(5), 3), false));
-    assert_eq!(view.adopt(at(5, 3)), ((Epoch(5), 3), true), "the same again is no news and no fault");
-    assert_eq!(view.adopt_newer(at(5, 3)), ((Epoch(5), 3), false), "a file does not undo a push");
-    assert_eq!(view.adopt_newer(at(5, 4)), ((Epoch(5), 4), true));
-    assert_eq!(view.adopt(at(6, 0)), ((Epoch(6), 0), true));
+    assert_eq!(view.adopt(at(5, 3), TopologySource::Push), ((Epoch(5), 3), true));
+    assert_eq!(view.adopt(at(5, 2), TopologySource::Push), ((Epoch(5), 3), false));
+    assert_eq!(view.adopt(at(4, 9), TopologySource::Push), ((Epoch(5), 3), false));
+    assert_eq!(
+        view.adopt(at(5, 3), TopologySource::Push),
+        ((Epoch(5), 3), true),
+        "the same again is no news and no fault"
+    );
+    assert_eq!(
+        view.adopt(at(5, 3), TopologySource::File),
+        ((Epoch(5), 3), false),
+        "a file does not undo a push"
+    );
+    assert_eq!(view.adopt(at(5, 4), TopologySource::File), ((Epoch(5), 4), true));
+    assert_eq!(view.adopt(at(6, 0), TopologySource::Push), ((Epoch(6), 0), true));
 }
 
 #[test]
