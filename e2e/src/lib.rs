@@ -5,6 +5,7 @@
 pub mod certificates;
 pub mod client;
 pub mod fleet;
+pub mod kubectl;
 pub mod pass;
 pub mod push;
 pub mod questions;

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Fleet, Namespace, SYSTEM, Traffic, api_server, cluster, items, kubectl, link, question, text, wait_for,
+    Fleet, Namespace, SYSTEM, Traffic, cluster, items, kill_api_server, kubectl, link, question, text,
+    wait_for,
 };
 
 /// The operator's pod.
@@ -50,10 +51,10 @@ fn no_request_fails_while_the_api_server_is_away() {
     let lives = fleet.lives().unwrap();
     let right = fleet.ask(&question()).unwrap().text.trim().to_owned();
     let traffic = Traffic::start(&fleet.address(), 2, question);
-    api_server("stop");
     let stopped = Instant::now();
+    let away = kill_api_server();
     sleep(Duration::from_secs(60));
-    api_server("start");
+    drop(away);
     eprintln!("  the API server was away for {:.0} s", stopped.elapsed().as_secs_f64());
     wait_for("the operator leads again", 120, || {
         let log =

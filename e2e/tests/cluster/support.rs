@@ -10,7 +10,7 @@ mod wait;
 
 pub(crate) use fleet::{Fleet, cluster, model, scatter};
 pub(crate) use kubectl::{helm, items, kubectl, text};
-pub(crate) use lab::{AuditLog, api_server, link, panels, pod_command, workspace};
+pub(crate) use lab::{AuditLog, kill_api_server, link, panels, pod_command, workspace};
 pub(crate) use namespace::Namespace;
 pub(crate) use traffic::{Traffic, new_documents, question};
 pub(crate) use wait::{for_a_while, wait_for};

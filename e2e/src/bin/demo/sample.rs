@@ -4,9 +4,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use hypic_e2e::fleet::tenants;
+use hypic_e2e::kubectl::{kubectl, kubectl_with};
 use serde_json::json;
 
-use crate::kubectl::{apply as apply_object, kubectl};
+/// How the demo applies what it needs.
+const APPLY: [&str; 4] = ["apply", "--server-side", "--field-manager=hypic-demo", "--force-conflicts"];
 
 /// Its namespace.
 pub(crate) const NAMESPACE: &str = "hypic-demo";
@@ -32,20 +34,15 @@ pub(crate) fn remove(step: &dyn Fn(&str)) -> Result<()> {
 /// Applies it, its Secret first.
 pub(crate) fn apply(sample: &Path) -> Result<()> {
     let file = sample.to_str().context("the sample's path is not UTF-8")?;
-    apply_object(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))?;
-    apply_object(&json!({
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+    let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": TENANTS, "namespace": NAMESPACE},
         "stringData": {"tenants.json": tenants().to_string()},
-    }))?;
-    kubectl(&[
-        "apply",
-        "--server-side",
-        "--field-manager=hypic-demo",
-        "--force-conflicts",
-        "--filename",
-        file,
-    ])?;
+    });
+    kubectl_with(&APPLY, &namespace)?;
+    kubectl_with(&APPLY, &secret)?;
+    kubectl(&[&APPLY[..], &["--filename", file]].concat())?;
     Ok(())
 }

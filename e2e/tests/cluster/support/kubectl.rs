@@ -1,50 +1,38 @@
 //! kubectl and helm as a user has them.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use anyhow::Error;
 use serde_json::Value;
 
 /// What a command printed, or what it complained about.
 pub(crate) type Outcome = Result<String, String>;
 
+/// With the API server away, a call ends before the test's patience does.
+const PATIENCE: &str = "--request-timeout=20s";
+
 /// Runs kubectl.
 pub(crate) fn kubectl(args: &[&str]) -> Outcome {
-    let mut command = Command::new("kubectl");
-    // With the API server away, a call must end before the test's patience does.
-    command.arg("--request-timeout=20s").args(args).stdin(Stdio::null());
-    outcome(&mut command, None)
+    hypic_e2e::kubectl::kubectl(&[&[PATIENCE], args].concat()).map_err(in_full)
 }
 
 /// Runs kubectl with an object on its standard input.
 pub(crate) fn kubectl_with(args: &[&str], object: &Value) -> Outcome {
-    let mut command = Command::new("kubectl");
-    command.arg("--request-timeout=20s").args(args).args(["--filename", "-"]).stdin(Stdio::piped());
-    outcome(&mut command, Some(object))
+    hypic_e2e::kubectl::kubectl_with(&[&[PATIENCE], args].concat(), object).map_err(in_full)
 }
 
 /// Runs helm.
 pub(crate) fn helm(args: &[&str]) -> Outcome {
-    outcome(Command::new("helm").args(args).stdin(Stdio::null()), None)
+    output(Command::new("helm").args(args))
 }
 
-/// Runs a command to its end, with an object on its standard input if there is one.
-pub(crate) fn outcome(command: &mut Command, input: Option<&Value>) -> Outcome {
-    let shown = format!("{command:?}");
-    let mut child =
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|error| {
-            format!("{shown}: {error}: these tests run inside the lab (cargo xtask test)")
-        })?;
-    if let (Some(mut stdin), Some(input)) = (child.stdin.take(), input) {
-        // A command that ends early says why on its standard error.
-        let _closed = stdin.write_all(input.to_string().as_bytes());
-    }
-    let output = child.wait_with_output().map_err(|error| format!("{shown}: {error}"))?;
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    if output.status.success() {
-        return Ok(said(&output.stdout));
-    }
-    Err(format!("{shown}: {}: {} {}", output.status, said(&output.stdout), said(&output.stderr)))
+/// Runs a command to its end.
+pub(crate) fn output(command: &mut Command) -> Outcome {
+    hypic_e2e::kubectl::output(command, None).map_err(in_full)
+}
+
+fn in_full(error: Error) -> String {
+    format!("{error:#}")
 }
 
 /// The items of a list.

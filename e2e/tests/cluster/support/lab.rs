@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::kubectl::{Outcome, outcome, text};
+use super::kubectl::{Outcome, output, text};
 
 /// The workspace's root.
 pub(crate) fn workspace() -> PathBuf {
@@ -17,12 +17,25 @@ pub(crate) fn workspace() -> PathBuf {
 fn xtask(args: &[&str]) -> Outcome {
     let test = std::env::current_exe().unwrap();
     let folder = test.parent().and_then(Path::parent).unwrap();
-    outcome(Command::new(folder.join("hypic-xtask")).args(args), None)
+    output(Command::new(folder.join("hypic-xtask")).args(args))
 }
 
-/// Kills the API server (`stop`), or starts it again (`start`).
-pub(crate) fn api_server(action: &str) {
-    xtask(&["cluster", "apiserver", action]).unwrap();
+/// The API server, killed; dropping it starts the server again.
+pub(crate) struct ApiServerAway;
+
+/// Kills the API server.
+pub(crate) fn kill_api_server() -> ApiServerAway {
+    let away = ApiServerAway;
+    xtask(&["cluster", "apiserver", "stop"]).unwrap();
+    away
+}
+
+impl Drop for ApiServerAway {
+    fn drop(&mut self) {
+        if let Err(error) = xtask(&["cluster", "apiserver", "start"]) {
+            eprintln!("the API server stays away: {error}");
+        }
+    }
 }
 
 /// A node's link; dropping it brings it back.
@@ -53,7 +66,7 @@ pub(crate) fn panels(seconds: u32) -> Outcome {
 /// A command in the network of a pod. `program` is one that runs in it.
 pub(crate) fn pod_command(pod: &Value, program: &str, command: &[&str]) -> Outcome {
     let process = process(text(&pod["metadata"]["uid"]), program)?;
-    outcome(Command::new("nsenter").args(["--target", &process, "--net", "--"]).args(command), None)
+    output(Command::new("nsenter").args(["--target", &process, "--net", "--"]).args(command))
 }
 
 /// The process of a container: its control group names the pod.

@@ -52,9 +52,9 @@ impl Namespace {
         kubectl_with(&["--namespace", &self.name, "apply", "--server-side", "--force-conflicts"], object)
     }
 
-    /// What the API server says to a new object; nothing is kept.
+    /// What the API server makes of a new object; nothing is kept.
     pub(crate) fn try_create(&self, object: &Value) -> Outcome {
-        kubectl_with(&["--namespace", &self.name, "create", "--dry-run=server"], object)
+        kubectl_with(&["--namespace", &self.name, "create", "--dry-run=server", "--output=json"], object)
     }
 
     /// An object.
