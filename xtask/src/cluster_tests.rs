@@ -63,7 +63,9 @@ fn told(command: &mut Command) -> Result<Vec<String>> {
         failed.extend(name.map(str::to_owned));
     }
     let status = child.wait().context("wait for the cluster tests")?;
-    if !status.success() && failed.is_empty() {
+    // Tests that failed, and all others were run: any other end leaves some that never began.
+    let tests_failed = status.code() == Some(101) && !failed.is_empty();
+    if !status.success() && !tests_failed {
         bail!("the cluster tests ended with {status}");
     }
     Ok(failed)

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::shell::run;
+use crate::shell::{on_path, run};
 
 /// Installs those of `packages` that are missing: each is a program or file that shows it, and its name.
 ///
@@ -34,5 +34,5 @@ fn is_there(shows: &str) -> bool {
     if shows.starts_with('/') {
         return Path::new(shows).exists();
     }
-    Command::new("which").arg(shows).output().is_ok_and(|output| output.status.success())
+    on_path(shows)
 }

@@ -24,11 +24,11 @@ pub(crate) struct DownArgs {
     crds: bool,
 }
 
-/// Stops the fleet on loopback and the lab; takes sample and operator away from a cluster that is not ours.
+/// Stops the fleet on loopback and a cluster that is ours; takes sample and operator away from a cluster that is not ours.
 pub(crate) fn down(args: &DownArgs) -> Result<()> {
     stop_local()?;
     let target = Target::new(&args.target)?;
-    if matches!(target, Target::Lab(_)) {
+    if !matches!(target, Target::Current { .. }) {
         return target.down();
     }
     // The operator is there until its clusters are gone.

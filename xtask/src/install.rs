@@ -57,5 +57,6 @@ pub(crate) fn uninstall(target: &Target, kinds: bool) -> Result<()> {
         kubectl.args(["delete", "customresourcedefinitions", "--ignore-not-found"]).args(kinds);
         step("remove the kinds", || run(&mut kubectl))?;
     }
+    println!("namespace {NAMESPACE} stays with what else is in it: kubectl delete namespace {NAMESPACE}");
     Ok(())
 }

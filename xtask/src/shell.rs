@@ -51,6 +51,11 @@ pub(crate) fn cargo(args: &[&str]) -> Result<()> {
     run(Command::new("cargo").args(args).current_dir(root()))
 }
 
+/// Builds every binary. The whole workspace, as the tests do: nothing is built twice with other features.
+pub(crate) fn build_binaries() -> Result<()> {
+    cargo(&["build", "--locked", "--workspace", "--bins"])
+}
+
 /// Runs `work` between two lines that name it and tell how long it took.
 pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     println!("==> {name}");
@@ -59,6 +64,12 @@ pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     let end = if result.is_ok() { "done" } else { "FAILED" };
     println!("<== {name}: {end} after {:.0} s", start.elapsed().as_secs_f64());
     result
+}
+
+/// Whether a program can be started by its name.
+pub(crate) fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 /// Fails unless `program` is on the path; `what` says what to install.

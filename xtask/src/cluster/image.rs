@@ -9,15 +9,14 @@ use anyhow::{Context, Result, bail};
 use super::cache::{cached, digest, folder};
 use super::daemon::quietly;
 use super::go;
-use crate::shell::{binary_path, cargo, root};
+use crate::shell::{binary_path, build_binaries, root};
 
 /// The hypic image's tag unless another is asked for.
 pub(crate) const TAG: &str = "0.1.0";
 /// Its repository without a registry.
 const REPOSITORY: &str = "hypic.dev/hypic";
-/// Packages whose binaries are in it, by the folder of each.
-const PARTS: [(&str, &str); 3] =
-    [("router", "hypic-router"), ("node-agent", "hypic-node-agent"), ("operator", "hypic-operator")];
+/// The binaries that are in it.
+const BINARIES: [&str; 3] = ["hypic-router", "hypic-node-agent", "hypic-operator"];
 /// Who the containers run as.
 const USER: &str = "65532:65532";
 
@@ -52,21 +51,15 @@ pub(crate) fn cluster() -> Result<Vec<Archive>> {
 /// Router, agent and operator with the demo's model; `prefix` is a registry's host and path, `build` runs cargo
 /// first.
 pub(crate) fn hypic(prefix: Option<&str>, tag: &str, build: bool) -> Result<Archive> {
-    let parts: Vec<_> =
-        PARTS.into_iter().filter(|(folder, _)| root().join(folder).join("Cargo.toml").exists()).collect();
     if build {
-        let mut arguments = vec!["build", "--locked", "--bins"];
-        for (_, package) in &parts {
-            arguments.extend(["--package", package]);
-        }
-        cargo(&arguments)?;
+        build_binaries()?;
     }
     let mut files = vec![(root().join("e2e/models/hypic-tiny"), "/models/hypic-tiny".to_owned())];
     let mut libraries = Vec::new();
-    for (_, name) in &parts {
+    for name in BINARIES {
         let built = binary_path(name);
         if !built.exists() {
-            bail!("package '{name}' has no binary '{name}': {} is missing", built.display());
+            bail!("{} is missing: build it first, without --no-build", built.display());
         }
         let stripped = folder().join("image").join(name);
         cached(&stripped, &digest(std::slice::from_ref(&built))?, |part| {

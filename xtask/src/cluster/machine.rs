@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+
+use crate::shell::on_path;
 
 /// Capability, its bit, and what for.
 const CAPABILITIES: [(&str, u32, &str); 4] = [
@@ -47,6 +48,10 @@ pub(crate) fn check() -> Result<()> {
             missing.join(", ")
         ));
     }
+    if !Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists() {
+        faults
+            .push("bridged packets do not pass iptables, which Services need: modprobe br_netfilter".into());
+    }
     for (program, package) in PROGRAMS {
         if !on_path(program) {
             faults.push(format!("'{program}' is not on the PATH: install {package}"));
@@ -59,11 +64,6 @@ pub(crate) fn check() -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Whether a program can be started by its name.
-pub(crate) fn on_path(program: &str) -> bool {
-    Command::new("which").arg(program).output().is_ok_and(|output| output.status.success())
 }
 
 /// What `/proc/self/status` says that we may not do.

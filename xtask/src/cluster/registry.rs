@@ -5,8 +5,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use super::image::Archive;
-use super::machine::on_path;
-use crate::shell::run;
+use crate::shell::{on_path, run};
 
 /// Pushes under the image's own name. The programs have the registry's credentials, we do not.
 pub(crate) fn push(image: &Archive) -> Result<()> {

@@ -11,9 +11,8 @@ use super::cache::folder;
 use super::daemon::succeeds;
 use super::image::{self, Archive};
 use super::lab::Lab;
-use super::machine::on_path;
 use super::{go, registry, tools};
-use crate::shell::{run, step};
+use crate::shell::{on_path, run, step};
 
 /// Name of the kind cluster, and of its nodes' prefix.
 const KIND: &str = "hypic";

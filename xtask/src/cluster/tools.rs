@@ -9,7 +9,9 @@ use super::cache::{folder, retry};
 use crate::{debian, helm};
 
 /// Program or file that shows that a Debian package is there, and the package.
-const PACKAGES: [(&str, &str); 10] = [
+const PACKAGES: [(&str, &str); 12] = [
+    ("curl", "curl"),
+    ("sysctl", "procps"),
     ("containerd", "containerd"),
     ("runc", "runc"),
     ("/usr/lib/cni/bridge", "containernetworking-plugins"),

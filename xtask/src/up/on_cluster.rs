@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use super::UpArgs;
 use crate::cluster::{TAG, Target};
 use crate::install::{self, install};
-use crate::shell::{binary_path, cargo, root, run, step};
+use crate::shell::{binary_path, build_binaries, root, run, step};
 
 /// Nodes of the lab.
 const NODES: u8 = 2;
@@ -22,12 +22,10 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let target = Target::new(&args.target)?;
     let (start, warm) = (Instant::now(), target.is_warm());
     if !args.no_build {
-        step("build the demo", || {
-            cargo(&["build", "--locked", "--package", "hypic-e2e", "--bin", "hypic-demo"])
-        })?;
+        step("build router, agent, operator and demo", build_binaries)?;
     }
     target.up(NODES)?;
-    let image = target.images(TAG, !args.no_build)?;
+    let image = target.images(TAG, false)?;
     install(&target, &image)?;
     let kind =
         if warm { "warm: Kubernetes had been built before" } else { "cold: Kubernetes was built first" };
