@@ -47,7 +47,7 @@ pub struct HypicClusterSpec {
     /// Tiers of every agent's store, nearest first.
     #[serde(default = "tiers")]
     #[schemars(length(min = 2, max = 4))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["tier".into()]))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["tier".into()]), validation = Rule::new("self.exists(t, has(t.storageClassName)) == oldSelf.exists(t, has(t.storageClassName))").message("a tier with a storageClassName cannot be added or removed: volumes belong to agents from their start; make a new HypicCluster"))]
     pub cache_tiers: Vec<CacheTier>,
     /// The OpenAI endpoint.
     #[serde(default)]

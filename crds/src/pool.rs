@@ -59,7 +59,7 @@ pub struct NodePool {
     pub threads: Option<i32>,
     /// Cap over weights, pages, state slots and snapshots of one agent.
     #[serde(default = "engine_memory")]
-    #[x_kube(validation = Rule::new("quantity(string(self)).isGreaterThan(quantity('0'))").message("engineMemory must be over 0"))]
+    #[x_kube(validation = Rule::new("quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi'))").message("engineMemory must be over 0 and under 1Pi"))]
     pub engine_memory: Amount,
     /// Requests and limits of an agent's container. Memory without it: the engine's cap, the tiers in memory, and room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -94,7 +94,7 @@ pub struct CacheTier {
     /// Which tier.
     pub tier: TierName,
     /// Its hard cap per agent.
-    #[x_kube(validation = Rule::new("quantity(string(self)).isGreaterThan(quantity('0'))").message("capacity must be over 0"))]
+    #[x_kube(validation = Rule::new("quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Ei'))").message("capacity must be over 0 and under 1Ei"))]
     pub capacity: Amount,
     /// Disk only: each agent gets a volume of this class; without it the tier lies on the node's own drive (emptyDir)
     /// and goes with the pod.

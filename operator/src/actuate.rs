@@ -5,9 +5,10 @@ use hypic_crds::HypicScatterPool;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource};
 use serde_json::json;
 
+use crate::plan::names::{Names, Whose};
 use crate::pulse::{
     AUTOSCALER, ActuateError, Actuator, Doing, News, Replicas, Target, Written, is_claimed, scaled_by,
 };
@@ -30,17 +31,19 @@ impl Scaler {
     }
 }
 
-/// Takes the number of a pool that nobody owns, as it is, so that whoever changes it later is on record.
+/// Sets the number of a pool that nobody owns, so that a new one begins with the workers there are, and whoever
+/// changes it later is on record.
 ///
 /// # Errors
-/// The API server; a number that somebody took meanwhile is none.
-pub async fn claim(client: &Client, pool: &HypicScatterPool) -> Result<(), kube::Error> {
-    if is_claimed(&pool.metadata) {
+/// The API server; a number that somebody took meanwhile is none, nor is a pool that is not there or not ours.
+pub async fn claim(client: &Client, names: &Names, object: &str, replicas: i32) -> Result<(), kube::Error> {
+    let api = Api::<HypicScatterPool>::namespaced(client.clone(), &names.namespace);
+    let Some(pool) = api.get_opt(object).await? else { return Ok(()) };
+    if is_claimed(&pool.metadata) || names.whose(&pool.metadata) != Whose::Ours {
         return Ok(());
     }
-    let api = Api::<HypicScatterPool>::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
-    let patch = number(&pool.name_any(), pool.spec.replicas);
-    match api.patch(&pool.name_any(), &PatchParams::apply(AUTOSCALER), &Patch::Apply(&patch)).await {
+    let patch = number(object, replicas);
+    match api.patch(object, &PatchParams::apply(AUTOSCALER), &Patch::Apply(&patch)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(refusal)) if refusal.is_conflict() => Ok(()),
         Err(error) => Err(error),

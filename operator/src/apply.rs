@@ -1,13 +1,17 @@
 //! From a plan to writes: only what differs is written, each with its reason.
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
-use kube::{Api, Client, ResourceExt};
-use serde_json::Value;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::{Value, json};
 
 use crate::cover::difference;
 use crate::observe::{Observed, resource};
-use crate::plan::names::MANAGER;
+use crate::plan::names::{MANAGER, Names, Whose};
 use crate::validate::Fault;
+
+/// Annotation of a child: digest of what was applied last. A field that the plan has no more differs in nothing else;
+/// the next apply takes it away.
+const APPLIED: &str = "hypic.dev/applied";
 
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,42 +53,52 @@ impl Step {
 }
 
 /// The writes that make `live` what is `wanted`.
-pub fn steps(wanted: &[Value], observed: &Observed, owner: &str) -> Vec<Step> {
-    wanted.iter().filter_map(|wanted| step(wanted, observed, owner)).collect()
+pub fn steps(wanted: &[Value], observed: &Observed, names: &Names) -> Vec<Step> {
+    wanted.iter().filter_map(|wanted| step(wanted, observed, names)).collect()
 }
 
-fn step(wanted: &Value, observed: &Observed, owner: &str) -> Option<Step> {
+fn step(wanted: &Value, observed: &Observed, names: &Names) -> Option<Step> {
     let kind = wanted["kind"].as_str().unwrap_or_default();
     let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
     let child = (kind.to_owned(), name.to_owned());
     let Some(live) = observed.child(kind, name) else {
         return Some(Step {
-            action: Action::Create(wanted.clone()),
+            action: Action::Create(stamped(wanted)),
             child,
             why: format!("{kind} {name} is missing"),
         });
     };
-    if !is_owned(live, owner) {
+    if names.whose(live.meta()) == Whose::Theirs {
         return Some(Step { action: Action::Leave, why: taken(kind, name).message, child });
     }
     let live = serde_json::to_value(live).ok()?;
-    let path = difference(&live, wanted)?;
-    Some(Step {
-        action: Action::Update(wanted.clone()),
-        child,
-        why: format!("{kind} {name}: {path} differs"),
-    })
+    let stamped = stamped(wanted);
+    let what = difference(&live, wanted).map(|path| format!("{path} differs"));
+    let what = what.or_else(|| {
+        difference(&live, &stamped)
+            .map(|_| "it was applied with fields that are not asked for any more".into())
+    })?;
+    Some(Step { action: Action::Update(stamped), child, why: format!("{kind} {name}: {what}") })
+}
+
+/// A child as it is applied: with a digest of itself.
+pub fn stamped(wanted: &Value) -> Value {
+    let digest = blake3::hash(wanted.to_string().as_bytes()).to_hex();
+    let mut stamped = wanted.clone();
+    stamped["metadata"]["annotations"][APPLIED] = digest[..16].into();
+    stamped
 }
 
 /// Children that no plan has.
-pub fn leftovers(wanted: &[Value], observed: &Observed, owner: &str) -> Vec<Step> {
+pub fn leftovers(wanted: &[Value], observed: &Observed, names: &Names) -> Vec<Step> {
     let named = |child: &DynamicObject| {
         let kind = child.types.as_ref().map(|types| types.kind.as_str());
         wanted.iter().any(|wanted| {
             wanted["kind"].as_str() == kind && wanted["metadata"]["name"].as_str() == Some(&child.name_any())
         })
     };
-    let unwanted = observed.children.iter().filter(|child| is_owned(child, owner) && !named(child));
+    let ours = |child: &&DynamicObject| names.whose(child.meta()) == Whose::Ours;
+    let unwanted = observed.children.iter().filter(ours).filter(|child| !named(child));
     unwanted
         .filter(|child| child.metadata.deletion_timestamp.is_none())
         .filter_map(|child| {
@@ -96,47 +110,25 @@ pub fn leftovers(wanted: &[Value], observed: &Observed, owner: &str) -> Vec<Step
         .collect()
 }
 
-/// The controller of an object has that uid: the same name of an earlier cluster is somebody else.
-fn is_owned(child: &DynamicObject, owner: &str) -> bool {
-    child
-        .owner_references()
-        .iter()
-        .any(|reference| reference.uid == owner && reference.controller == Some(true))
-}
-
 /// Carries one step out. A refusal of the API server becomes a fault that names the child, so that the other steps go
 /// on; only failures to reach it are errors.
 ///
 /// # Errors
 /// The API server cannot be reached.
-pub async fn carry_out(client: &Client, namespace: &str, step: &Step) -> Result<Option<Fault>, kube::Error> {
+pub async fn carry_out(client: &Client, names: &Names, step: &Step) -> Result<Option<Fault>, kube::Error> {
     let (kind, name) = &step.child;
     let Some(resource) = resource(kind) else { return Ok(None) };
-    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
-    if let Action::Create(object) = &step.action {
-        // It may lack our label, or be somebody's own: never taken over.
-        let owner = object["metadata"]["ownerReferences"][0]["uid"].as_str().unwrap_or_default();
-        if let Some(there) = api.get_opt(name).await?
-            && !is_owned(&there, owner)
-        {
-            return Ok(Some(taken(kind, name)));
-        }
-    }
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), &names.namespace, &resource);
     let done = match &step.action {
-        Action::Create(object) | Action::Update(object) => {
-            // A misspelt field would be dropped without a word.
-            let params = PatchParams::apply(MANAGER).force().validation_strict();
-            match api.patch(name, &params, &Patch::Apply(object)).await {
-                // Apply merges lists by their keys: where a hand changed a key (a Service's port), its item would stay
-                // beside ours, and the API server refuses the two. A merge patch replaces the list.
-                Err(kube::Error::Api(refusal)) if refusal.code == 422 => {
-                    let params =
-                        PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-                    api.patch(name, &params, &Patch::Merge(object)).await.map(drop)
-                }
-                applied => applied.map(drop),
+        Action::Create(object) => match api.get_opt(name).await {
+            // One that lacks our labels was not seen.
+            Ok(Some(there)) if names.whose(there.meta()) == Whose::Theirs => {
+                return Ok(Some(taken(kind, name)));
             }
-        }
+            Ok(_) => apply(&api, name, object).await,
+            Err(error) => Err(error),
+        },
+        Action::Update(object) => apply(&api, name, object).await,
         Action::Delete { uid } => {
             let params = DeleteParams::background()
                 .preconditions(kube::api::Preconditions { uid: Some(uid.clone()), resource_version: None });
@@ -153,12 +145,57 @@ pub async fn carry_out(client: &Client, namespace: &str, step: &Step) -> Result<
         {
             Ok(None)
         }
-        Err(kube::Error::Api(refusal)) => Ok(Some(refused(kind, name, &refusal.message))),
-        Err(error) => Err(error),
+        Err(error) => fault(kind, name, error).map(Some),
     }
 }
 
-fn taken(kind: &str, name: &str) -> Fault {
+/// Applies an object.
+async fn apply(api: &Api<DynamicObject>, name: &str, object: &Value) -> Result<(), kube::Error> {
+    // A misspelt field would be dropped without a word.
+    let params = PatchParams::apply(MANAGER).force().validation_strict();
+    match api.patch(name, &params, &Patch::Apply(object)).await {
+        Err(kube::Error::Api(refusal)) if refusal.code == 422 => {
+            replace_lists(api, name, object).await?;
+            api.patch(name, &params, &Patch::Apply(object)).await.map(drop)
+        }
+        applied => applied.map(drop),
+    }
+}
+
+/// Apply merges lists by their keys: where a hand changed a key (a Service's port), its item would stay beside ours,
+/// and the API server refuses the two. A merge patch replaces the list. What it sets is taken off the record again:
+/// else it would keep the fields when a later apply drops them.
+async fn replace_lists(api: &Api<DynamicObject>, name: &str, object: &Value) -> Result<(), kube::Error> {
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    let merged = api.patch(name, &params, &Patch::Merge(object)).await?;
+    let mut records = merged.metadata.managed_fields.unwrap_or_default();
+    records.retain(|record| {
+        let ours = record.manager.as_deref() == Some(MANAGER) && record.subresource.is_none();
+        !(ours && record.operation.as_deref() == Some("Update"))
+    });
+    let version = merged.metadata.resource_version;
+    let change = json!({"metadata": {"managedFields": records, "resourceVersion": version}});
+    api.patch(name, &params, &Patch::Merge(change)).await.map(drop)
+}
+
+/// A refusal of the API server as a fault that names the child. That it cannot answer just now is none.
+///
+/// # Errors
+/// Everything else, as it was.
+pub fn fault(kind: &str, name: &str, error: kube::Error) -> Result<Fault, kube::Error> {
+    match error {
+        kube::Error::Api(refusal) if is_refusal(refusal.code) => Ok(refused(kind, name, &refusal.message)),
+        error => Err(error),
+    }
+}
+
+/// Trying the same again will not help.
+pub fn is_refusal(code: u16) -> bool {
+    (400..500).contains(&code) && ![408, 429].contains(&code)
+}
+
+/// A name that a child needs is somebody else's.
+pub fn taken(kind: &str, name: &str) -> Fault {
     let message =
         format!("{kind} {name} belongs to somebody else: rename the cluster or the pool, or remove it");
     Fault { reason: "NameTaken", message, blocks: false }

@@ -1,5 +1,6 @@
 //! What triggers passes: clusters and models themselves, children that change, pods, and what routers tell.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +12,16 @@ use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::controller::{Action, Config, Controller, Error};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::model;
-use crate::plan::names::{CLUSTER, MANAGER};
+use crate::plan::names::{CLUSTER, MANAGED_BY, MANAGER};
 use crate::pulse::ClusterKey;
-use crate::reconcile::{Context, ReconcileError, reconcile};
+use crate::reconcile::{Context, ReconcileError, forget, reconcile};
 
 /// The longest wait after passes that failed.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -49,7 +50,7 @@ pub async fn run(
     let client = context.client.clone();
     let within = namespace.as_deref();
     let config = || Config::default().concurrency(concurrency).debounce(DEBOUNCE);
-    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
+    let ours = watcher::Config::default().labels(&format!("{MANAGED_BY}={MANAGER}"));
     let clusters = Controller::new(api::<HypicCluster>(&client, within), watcher::Config::default());
     let store = clusters.store();
     let clusters = clusters
@@ -82,9 +83,20 @@ pub async fn run(
         .run(reconcile, back_off, Arc::clone(&context));
     let models = Controller::new(api::<HypicModel>(&client, within), watcher::Config::default())
         .with_config(config())
+        // A cluster's status changes when its agents have loaded the model.
+        .watches(api::<HypicCluster>(&client, within), watcher::Config::default(), |cluster| {
+            models_of(&cluster)
+        })
         .graceful_shutdown_on(stop)
-        .run(model::reconcile, back_off, context);
-    tokio::join!(log("HypicCluster", clusters), log("HypicModel", models));
+        .run(model::reconcile, back_off, Arc::clone(&context));
+    let gone = |key: &ClusterKey| forget(&context, key);
+    tokio::join!(watch(clusters, &context, gone), watch(models, &context, |_| ()));
+}
+
+fn models_of(cluster: &HypicCluster) -> Vec<ObjectRef<HypicModel>> {
+    let namespace = cluster.namespace().unwrap_or_default();
+    let names: BTreeSet<&str> = cluster.spec.node_pools.iter().map(|pool| pool.model_ref.as_str()).collect();
+    names.into_iter().map(|name| ObjectRef::new(name).within(&namespace)).collect()
 }
 
 fn cluster_of(pod: &Pod) -> Option<ObjectRef<HypicCluster>> {
@@ -92,8 +104,12 @@ fn cluster_of(pod: &Pod) -> Option<ObjectRef<HypicCluster>> {
 }
 
 /// Each object has a wait of its own, so that one that fails holds up no other.
-fn back_off<K: ResourceExt>(object: Arc<K>, error: &ReconcileError, context: Arc<Context>) -> Action {
-    let wait = context.patience.next(&object.uid().unwrap_or_default()).min(LONGEST);
+fn back_off<K: Resource<DynamicType = ()>>(
+    object: Arc<K>,
+    error: &ReconcileError,
+    context: Arc<Context>,
+) -> Action {
+    let wait = context.patience.next(&ObjectRef::from_obj(&*object).to_string()).min(LONGEST);
     tracing::warn!(
         name = object.name_any(),
         namespace = object.namespace(),
@@ -110,16 +126,26 @@ fn chain(error: &dyn std::error::Error) -> String {
     sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-async fn log<K, E>(kind: &str, passes: impl Stream<Item = Result<(ObjectRef<K>, Action), E>>)
-where
+/// Drives the passes of one kind. An object that is not there any more is forgotten; `gone` is told of it.
+async fn watch<K>(
+    passes: impl Stream<Item = Result<(ObjectRef<K>, Action), Error<ReconcileError, watcher::Error>>>,
+    context: &Context,
+    gone: impl Fn(&ClusterKey),
+) where
     K: Resource<DynamicType = ()> + DeserializeOwned + Debug,
-    E: Debug + std::error::Error,
 {
+    let kind = K::kind(&());
     passes
         .for_each(|pass| {
             match pass {
-                Ok((object, _)) => tracing::debug!(kind, name = object.name, "pass done"),
-                Err(error) => tracing::debug!(kind, error = %chain(&error), "pass ended early"),
+                Ok((object, _)) => tracing::debug!(%kind, name = object.name, "pass done"),
+                Err(Error::ObjectNotFound(object)) => {
+                    let namespace = object.namespace.unwrap_or_default();
+                    tracing::info!(%kind, name = object.name, namespace, "gone");
+                    context.patience.reset(&ObjectRef::<K>::new(&object.name).within(&namespace).to_string());
+                    gone(&ClusterKey { namespace, name: object.name });
+                }
+                Err(error) => tracing::debug!(%kind, error = %chain(&error), "pass ended early"),
             }
             std::future::ready(())
         })

@@ -15,6 +15,7 @@ pub mod plan;
 pub mod pulse;
 pub mod reconcile;
 pub mod report;
+pub mod rollout;
 pub mod run;
 pub mod scaling;
 pub mod schema;

@@ -10,9 +10,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 
 use crate::metrics::Kind;
+use crate::pulse::Pulse;
 use crate::reconcile::{Context, ReconcileError, key};
 use crate::status;
 
@@ -30,7 +32,7 @@ pub async fn reconcile(model: Arc<HypicModel>, context: Arc<Context>) -> Result<
     let done = pass(&model, &context).await;
     context.metrics.reconciled(Kind::HypicModel, begun.elapsed().as_secs_f64(), done.is_ok());
     if done.is_ok() {
-        context.patience.reset(&model.uid().unwrap_or_default());
+        context.patience.reset(&ObjectRef::from_obj(&*model).to_string());
     }
     done
 }
@@ -44,9 +46,12 @@ async fn pass(model: &HypicModel, context: &Context) -> Result<Action, Reconcile
         .into_iter()
         .filter(|cluster| cluster.spec.node_pools.iter().any(|pool| pool.model_ref == name))
         .collect();
-    let facts = serving.iter().find_map(|cluster| {
-        context.pulses.get(&key(cluster))?.agents.into_iter().find_map(|agent| agent.facts)
-    });
+    let pulses: Vec<Pulse> = serving.iter().filter_map(|cluster| context.pulses.get(&key(cluster))).collect();
+    if pulses.is_empty() && !serving.is_empty() && model.status.is_some() {
+        // Nobody has been asked yet, as after a start of the operator: what was known stays.
+        return Ok(Action::requeue(WAITING));
+    }
+    let facts = pulses.into_iter().flat_map(|pulse| pulse.agents).find_map(|agent| agent.facts);
     let status = report(model, &serving, facts.as_ref(), &Time(Timestamp::now()));
     status::write(&context.client, model, &status).await?;
     Ok(Action::requeue(if facts.is_some() { AT_REST } else { WAITING }))

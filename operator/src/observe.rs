@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use hypic_crds::{HypicCluster, HypicModel, HypicScatterPool};
 use hypic_domain::topology::Topology;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
+use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, Secret};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::{Api, Client, Resource, ResourceExt};
 
+use crate::apply::is_refusal;
 use crate::plan::config::TOPOLOGY_KEY;
 use crate::plan::names::{CLUSTER, Names, POOL};
 
@@ -51,10 +52,12 @@ pub struct Observed {
     pub tenants: Tenants,
     /// Children of [`KINDS`], as they are, whoever owns them.
     pub children: Vec<DynamicObject>,
-    /// Pods of routers and agents that are not on their way out.
+    /// Pods of routers and agents that are neither on their way out nor at their end.
     pub pods: Vec<Pod>,
     /// Objects that count scatter workers, by pool.
     pub scatter: BTreeMap<String, HypicScatterPool>,
+    /// What is said of pods that cannot be made, by StatefulSet.
+    pub refused: BTreeMap<String, String>,
 }
 
 impl Observed {
@@ -71,9 +74,24 @@ impl Observed {
         serde_json::from_str(text).ok()
     }
 
-    /// Workers asked for, of each Scatter pool that scales.
-    pub fn scaled(&self) -> BTreeMap<String, i32> {
-        self.scatter.iter().map(|(pool, object)| (pool.clone(), object.spec.replicas)).collect()
+    /// Workers asked for, of each pool that scales. Where the object that counts them is missing, as many as there
+    /// are, within the pool's bounds.
+    pub fn scaled(&self, cluster: &HypicCluster) -> BTreeMap<String, i32> {
+        let names = Names::of(cluster);
+        let there = |pool: &str| {
+            let set = self.child("StatefulSet", &names.child(pool))?;
+            i32::try_from(set.data["spec"]["replicas"].as_i64()?).ok()
+        };
+        let pools =
+            cluster.spec.node_pools.iter().filter_map(|pool| Some((&pool.name, pool.scaling.as_ref()?)));
+        pools
+            .map(|(pool, policy)| {
+                let asked = self.scatter.get(pool).map(|object| object.spec.replicas);
+                let bounded = |count: i32| count.min(policy.max_replicas).max(policy.min_replicas);
+                let count = asked.unwrap_or_else(|| there(pool).map_or(policy.min_replicas, bounded));
+                (pool.clone(), count)
+            })
+            .collect()
     }
 
     /// Pods with that value of a label.
@@ -86,6 +104,12 @@ impl Observed {
         let count = self.pods_with(label, value).filter(|pod| is_ready(pod)).count();
         i32::try_from(count).unwrap_or(i32::MAX)
     }
+}
+
+/// Neither on its way out nor at its end. A pod that was evicted stays as Failed, long after it was replaced.
+fn counts(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    pod.meta().deletion_timestamp.is_none() && !matches!(phase, Some("Failed" | "Succeeded"))
 }
 
 /// The kubelet says that its probes pass.
@@ -129,9 +153,57 @@ pub async fn observe(client: &Client, cluster: &HypicCluster) -> Result<Observed
         }));
     }
     let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&mine).await?.items;
-    let pods = pods.into_iter().filter(|pod| pod.meta().deletion_timestamp.is_none()).collect();
+    let pods: Vec<Pod> = pods.into_iter().filter(counts).collect();
     let scatter = scatter(&children)?;
-    Ok(Observed { model, claim, tenants: tenants(client, cluster).await?, children, pods, scatter })
+    let refused = refused(client, namespace, &children, &pods).await?;
+    let tenants = tenants(client, cluster).await?;
+    Ok(Observed { model, claim, tenants, children, pods, scatter, refused })
+}
+
+/// What keeps StatefulSets from making pods. Deployments tell it in a condition; StatefulSets in events alone, which
+/// are read only where pods are missing.
+async fn refused(
+    client: &Client,
+    namespace: &str,
+    children: &[DynamicObject],
+    pods: &[Pod],
+) -> Result<BTreeMap<String, String>, kube::Error> {
+    let events = Api::<Event>::namespaced(client.clone(), namespace);
+    let mut refused = BTreeMap::new();
+    for set in children.iter().filter(|child| lacks_pods(child)) {
+        let uid = set.uid().unwrap_or_default();
+        let about = ListParams::default().fields(&format!("involvedObject.uid={uid},reason=FailedCreate"));
+        let told = match events.list(&about).await {
+            Ok(told) => told.items,
+            // They only say why: a Role of an earlier version must not keep the cluster from being looked after.
+            Err(kube::Error::Api(refusal)) if is_refusal(refusal.code) => {
+                tracing::warn!(namespace, %refusal, "events cannot be read");
+                return Ok(refused);
+            }
+            Err(error) => return Err(error),
+        };
+        let of_set = |pod: &&Pod| pod.owner_references().iter().any(|owner| owner.uid == uid);
+        if let Some(told) = last_refusal(told, pods.iter().filter(of_set)) {
+            refused.insert(set.name_any(), told);
+        }
+    }
+    Ok(refused)
+}
+
+fn lacks_pods(child: &DynamicObject) -> bool {
+    let number = |value: &serde_json::Value, default| value.as_i64().unwrap_or(default);
+    child.types.as_ref().is_some_and(|types| types.kind == "StatefulSet")
+        && number(&child.data["status"]["replicas"], 0) < number(&child.data["spec"]["replicas"], 1)
+}
+
+/// The last event's words, unless a pod was made since: events stay for an hour, the trouble may not.
+fn last_refusal<'a>(events: Vec<Event>, pods: impl Iterator<Item = &'a Pod>) -> Option<String> {
+    let made = pods.filter_map(|pod| pod.creation_timestamp()).map(|time| time.0).max();
+    let at = |event: &Event| {
+        event.last_timestamp.clone().or_else(|| event.creation_timestamp()).map(|time| time.0)
+    };
+    let last = events.into_iter().max_by_key(at)?;
+    (at(&last) > made).then_some(last.message).flatten()
 }
 
 /// The objects that count scatter workers, of the children.
@@ -158,4 +230,51 @@ async fn tenants(client: &Client, cluster: &HypicCluster) -> Result<Tenants, kub
         return Ok(Tenants::Found);
     }
     Ok(Tenants::Missing(format!("Secret '{}' has no key '{}'", wanted.name, wanted.key)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn event(minute: u32, message: &str) -> Event {
+        let time = format!("2026-11-30T12:{minute:02}:00Z");
+        serde_json::from_value(json!({
+            "metadata": {"name": message}, "involvedObject": {}, "lastTimestamp": time, "message": message,
+        }))
+        .expect("an event")
+    }
+
+    fn pod(minute: u32) -> Pod {
+        let time = format!("2026-11-30T12:{minute:02}:00Z");
+        serde_json::from_value(json!({"metadata": {"name": "demo-combine-0", "creationTimestamp": time}}))
+            .expect("a pod")
+    }
+
+    #[test]
+    fn the_last_refusal_counts_until_a_pod_is_made_again() {
+        let events = || vec![event(7, "second"), event(3, "first")];
+        let last = |pods: &[Pod]| last_refusal(events(), pods.iter());
+        assert_eq!(last(&[]).as_deref(), Some("second"));
+        assert_eq!(last(&[pod(1), pod(5)]).as_deref(), Some("second"));
+        assert_eq!(last(&[pod(1), pod(8)]), None);
+        assert_eq!(last_refusal(Vec::new(), [pod(1)].iter()), None);
+    }
+
+    #[test]
+    fn a_stateful_set_lacks_pods_until_its_status_counts_them_all() {
+        let child = |kind: &str, wanted: i64, status: serde_json::Value| {
+            serde_json::from_value::<DynamicObject>(json!({
+                "apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "demo-combine"},
+                "spec": {"replicas": wanted}, "status": status,
+            }))
+            .expect("a child")
+        };
+        assert!(lacks_pods(&child("StatefulSet", 2, json!({"replicas": 1}))));
+        assert!(lacks_pods(&child("StatefulSet", 1, json!({}))));
+        assert!(!lacks_pods(&child("StatefulSet", 2, json!({"replicas": 2}))));
+        assert!(!lacks_pods(&child("StatefulSet", 0, json!({}))));
+        assert!(!lacks_pods(&child("Deployment", 2, json!({"replicas": 1}))));
+    }
 }

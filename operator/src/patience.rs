@@ -8,23 +8,23 @@ const FIRST: Duration = Duration::from_millis(500);
 /// 2^7 times the first wait is over a minute.
 const MOST: u32 = 7;
 
-/// Failures in a row, by uid.
+/// Failures in a row, by object.
 #[derive(Debug, Default)]
 pub struct Patience(Mutex<BTreeMap<String, u32>>);
 
 impl Patience {
     /// The wait after one more failure.
-    pub fn next(&self, uid: &str) -> Duration {
+    pub fn next(&self, object: &str) -> Duration {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = failures.entry(uid.to_owned()).or_default();
+        let count = failures.entry(object.to_owned()).or_default();
         let wait = FIRST * 2_u32.pow(*count);
         *count = (*count + 1).min(MOST);
         wait
     }
 
     /// A pass went well, or the object is gone.
-    pub fn reset(&self, uid: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    pub fn reset(&self, object: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(object);
     }
 }
 

@@ -25,8 +25,8 @@ use futures::stream;
 use hypic_crds::scaling::Scaling;
 use hypic_domain::id::AgentId;
 use hypic_domain::topology::AgentRole;
+use hypic_wire::channel::Channels;
 use hypic_wire::proto::ModelFacts;
-use hypic_wire::tls::Security;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -52,10 +52,12 @@ pub struct ClusterKey {
 
 /// What the reconciler knows of a fleet; registered anew at each reconcile.
 pub struct Fleet {
-    /// The router pods that serve now.
+    /// The cluster's uid: one that is made anew under the same name is another one.
+    pub uid: String,
+    /// The router pods whose processes run now.
     pub routers: Vec<RouterPod>,
-    /// The operator's identity towards this fleet.
-    pub security: Security,
+    /// Connections to them.
+    pub channels: Arc<Channels>,
     /// Scatter pools that scale.
     pub pools: Vec<ScalingPool>,
 }
@@ -183,8 +185,7 @@ struct Shell {
 
 impl Shell {
     async fn beat(&self, key: &ClusterKey, watch: &mut Watch, fleet: &Registered) {
-        let channels = watch.channels(&fleet.fleet);
-        let answers = ask::ask(&channels, &fleet.fleet.routers).await;
+        let answers = ask::ask(&fleet.fleet.channels, &fleet.fleet.routers).await;
         let pulse = watch.beat(key, fleet, answers, &*self.actuator, self.origin.elapsed()).await;
         self.pulses.note(key, fleet.life, &pulse, || watch.measure(key, fleet, &pulse, &self.metrics));
         // A reconciler that is behind is told in a later round.

@@ -1,17 +1,18 @@
 //! One pass over one HypicCluster, top to bottom: observe → validate → plan → apply → report.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use hypic_crds::HypicCluster;
-use hypic_crds::condition::kind;
+use hypic_crds::condition::{Is, kind};
 use hypic_crds::pool::NodePool;
 use hypic_domain::topology::Topology;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Resource, ResourceExt};
 use serde_json::Value;
 
@@ -22,7 +23,7 @@ use crate::observe::{Observed, observe};
 use crate::plan::names::Names;
 use crate::plan::topology::Known;
 use crate::plan::{Defaults, Inputs, Plan, plan, replicas};
-use crate::pulse::{ClusterKey, Fleet, Pulses, RouterPod, ScalingPool};
+use crate::pulse::{ClusterKey, Fleet, Pulses, RouterPod, ScalingPool, is_claimed};
 use crate::report::{self, Facts};
 use crate::secrets::{self, Identity, SecretsError};
 use crate::spread::{Spread, Versions};
@@ -80,7 +81,7 @@ pub async fn reconcile(cluster: Arc<HypicCluster>, context: Arc<Context>) -> Res
     let done = pass(&cluster, &context).await;
     context.metrics.reconciled(Kind::HypicCluster, begun.elapsed().as_secs_f64(), done.is_ok());
     if done.is_ok() {
-        context.patience.reset(&cluster.uid().unwrap_or_default());
+        context.patience.reset(&ObjectRef::from_obj(&*cluster).to_string());
     }
     done
 }
@@ -91,31 +92,38 @@ async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, Recon
         forget(context, &key);
         return Ok(Action::await_change());
     }
+    let names = Names::of(cluster);
     let observed = observe(&context.client, cluster).await?;
-    let scaled = observed.scaled();
+    let scaled = observed.scaled(cluster);
     let mut faults = validate(cluster, &observed);
     let paused = cluster.spec.reconciliation_paused == Some(true);
-    let mut topology = None;
-    if paused {
-        // Nobody scales it meanwhile.
-        context.pulses.forget(&key);
-    }
+    let mut done = None;
     if !paused
         && !faults.iter().any(|fault| fault.blocks)
         && let Some(model) = &observed.model
     {
-        let names = Names::of(cluster);
-        let identity = identity(context, &names, &key).await?;
-        let newest = newest(cluster, context, &key);
-        let known = Known { current: observed.topology(&names), newest };
-        let planned = plan(&Inputs { cluster, model, defaults: &context.defaults, scaled: &scaled, known });
-        faults.extend(write(cluster, context, &observed, &planned, &identity, &key).await?);
-        for pool in observed.scatter.values() {
-            claim(&context.client, pool).await?;
+        match identity(context, &names, &key).await {
+            Ok(identity) => {
+                let newest = newest(cluster, context, &key);
+                let known = Known { current: observed.topology(&names), newest };
+                let defaults = &context.defaults;
+                let planned = plan(&Inputs { cluster, model, defaults, scaled: &scaled, known });
+                let mut written = write(cluster, context, &observed, &planned, &identity, &key).await?;
+                faults.append(&mut written.faults);
+                faults.extend(claim_all(context, &names, &observed, &scaled).await?);
+                context.pulses.register(key.clone(), fleet(cluster, &observed, &identity));
+                done = Some((planned.topology, written));
+            }
+            Err(error) => faults.push(error.fault(&names)?),
         }
-        context.pulses.register(key.clone(), fleet(cluster, &observed, &identity));
-        topology = Some(planned.topology);
     }
+    if done.is_none() {
+        // Nobody scales it meanwhile.
+        context.pulses.forget(&key);
+        context.metrics.forget_cluster(&key.namespace, &key.name);
+    }
+    let (topology, written) = done.unzip();
+    let written = written.unwrap_or_default();
     let wanted: Vec<(&NodePool, i32)> =
         cluster.spec.node_pools.iter().map(|pool| (pool, replicas(pool, &scaled))).collect();
     let pulse = context.pulses.get(&key);
@@ -125,6 +133,7 @@ async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, Recon
         wanted: &wanted,
         faults: &faults,
         topology: topology.as_ref(),
+        written: &written.workloads,
         pulse: pulse.as_ref(),
         paused,
     };
@@ -150,11 +159,7 @@ pub fn forget(context: &Context, key: &ClusterKey) {
     context.metrics.forget_cluster(&key.namespace, &key.name);
 }
 
-async fn identity(
-    context: &Context,
-    names: &Names,
-    key: &ClusterKey,
-) -> Result<Arc<Identity>, ReconcileError> {
+async fn identity(context: &Context, names: &Names, key: &ClusterKey) -> Result<Arc<Identity>, SecretsError> {
     let before = context.identities.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
     let identity = secrets::ensure(&context.client, names, before, SystemTime::now()).await?;
     context
@@ -172,6 +177,14 @@ fn newest(cluster: &HypicCluster, context: &Context, key: &ClusterKey) -> (u64, 
     context.spread.newest(key).max(status.unwrap_or_default())
 }
 
+/// What came of a pass's writes.
+#[derive(Default)]
+struct Written {
+    faults: Vec<Fault>,
+    /// Names of Deployments and StatefulSets that were written.
+    workloads: BTreeSet<String>,
+}
+
 /// First what pods read, then the topology to those who run, then the pods.
 async fn write(
     cluster: &HypicCluster,
@@ -180,32 +193,57 @@ async fn write(
     planned: &Plan,
     identity: &Identity,
     key: &ClusterKey,
-) -> Result<Vec<Fault>, ReconcileError> {
-    let owner = cluster.uid().unwrap_or_default();
-    let mut faults = carry_out_all(context, cluster, steps(&planned.config, observed, &owner)).await?;
+) -> Result<Written, ReconcileError> {
+    let (names, mut written) = (Names::of(cluster), Written::default());
+    carry_out_all(context, cluster, steps(&planned.config, observed, &names), &mut written).await?;
     push(context, observed, &planned.topology, identity, key).await;
-    faults.extend(carry_out_all(context, cluster, steps(&planned.fleet, observed, &owner)).await?);
+    carry_out_all(context, cluster, steps(&planned.fleet, observed, &names), &mut written).await?;
     let all: Vec<Value> = planned.config.iter().chain(&planned.fleet).cloned().collect();
-    faults.extend(carry_out_all(context, cluster, leftovers(&all, observed, &owner)).await?);
-    Ok(faults)
+    carry_out_all(context, cluster, leftovers(&all, observed, &names), &mut written).await?;
+    Ok(written)
 }
 
 async fn carry_out_all(
     context: &Context,
     cluster: &HypicCluster,
     steps: Vec<Step>,
-) -> Result<Vec<Fault>, ReconcileError> {
-    let mut faults = Vec::new();
+    written: &mut Written,
+) -> Result<(), ReconcileError> {
+    let names = Names::of(cluster);
     for step in steps {
-        match carry_out(&context.client, &cluster.namespace().unwrap_or_default(), &step).await? {
-            Some(fault) => faults.push(fault),
+        match carry_out(&context.client, &names, &step).await? {
+            Some(fault) => written.faults.push(fault),
             None if step.action != apply::Action::Leave => {
                 tracing::info!(cluster = cluster.name_any(), reason = step.reason(), why = step.why, "wrote");
+                let (kind, name) = &step.child;
+                if matches!(kind.as_str(), "Deployment" | "StatefulSet") {
+                    written.workloads.insert(name.clone());
+                }
                 // Events of the same action are counted as one: each child has its own.
-                let action = format!("{}{}{}", step.reason(), step.child.0, step.child.1);
+                let action = format!("{}{kind}{name}", step.reason());
                 publish(context, cluster, EventType::Normal, step.reason(), &action, &step.why).await;
             }
             None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Sets the numbers of pools that nobody owns.
+async fn claim_all(
+    context: &Context,
+    names: &Names,
+    observed: &Observed,
+    scaled: &BTreeMap<String, i32>,
+) -> Result<Vec<Fault>, ReconcileError> {
+    let mut faults = Vec::new();
+    for (pool, replicas) in scaled {
+        if observed.scatter.get(pool).is_some_and(|object| is_claimed(&object.metadata)) {
+            continue;
+        }
+        let object = names.child(pool);
+        if let Err(error) = claim(&context.client, names, &object, *replicas).await {
+            faults.push(apply::fault("HypicScatterPool", &object, error)?);
         }
     }
     Ok(faults)
@@ -218,7 +256,7 @@ async fn push(
     identity: &Identity,
     key: &ClusterKey,
 ) {
-    for (pod, adopted) in context.spread.push(key, &observed.pods, topology, identity).await {
+    for (pod, adopted) in context.spread.push(key, &observed.pods, topology, &identity.channels).await {
         context.metrics.pushed(adopted.is_ok());
         match adopted {
             Ok(Versions { epoch, revision }) => tracing::info!(pod, epoch, revision, "topology pushed"),
@@ -243,7 +281,12 @@ fn fleet(cluster: &HypicCluster, observed: &Observed, identity: &Identity) -> Fl
             scaled_by: crate::pulse::scaled_by(&object.metadata),
         })
     });
-    Fleet { routers, security: identity.security.clone(), pools: pools.collect() }
+    Fleet {
+        uid: cluster.uid().unwrap_or_default(),
+        routers,
+        channels: Arc::clone(&identity.channels),
+        pools: pools.collect(),
+    }
 }
 
 /// Writes the statuses that differ, tells of a changed `Ready`, and sets the gauges. True when all is as asked.
@@ -262,7 +305,8 @@ async fn tell(context: &Context, facts: &Facts<'_>, key: &ClusterKey) -> Result<
         && was.as_ref().map(|(holds, reason, _)| (holds, reason)) != Some((holds, reason))
     {
         // Pods that are on their way are no news.
-        let calm = *holds || matches!(reason.as_str(), "WaitingForPods" | "Paused" | "Complete");
+        let calm =
+            *holds || matches!(reason.as_str(), "WaitingForPods" | "RollingOut" | "Paused" | "Complete");
         let weight = if calm { EventType::Normal } else { EventType::Warning };
         publish(context, facts.cluster, weight, reason, &format!("Report{reason}"), message).await;
     }
@@ -274,13 +318,15 @@ async fn tell(context: &Context, facts: &Facts<'_>, key: &ClusterKey) -> Result<
         }
     }
     let holds = |kind: &str| ready(&status.conditions, kind).is_some_and(|(holds, ..)| holds);
+    let index = status.conditions.iter().find(|condition| condition.type_ == kind::INDEX_CONSISTENT);
     context.metrics.cluster(
         &key.namespace,
         &key.name,
         ClusterGauges {
             ready: holds(kind::READY),
             degraded: holds(kind::DEGRADED),
-            index_consistent: holds(kind::INDEX_CONSISTENT),
+            // What nobody can tell is no alarm.
+            index_consistent: index.is_none_or(|index| index.status != Is::False.name()),
             topology_epoch: told(status.topology_epoch),
         },
     );

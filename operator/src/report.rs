@@ -1,16 +1,19 @@
 //! From what was seen to what a status says: pure.
 
+use std::collections::BTreeSet;
+
 use hypic_crds::cluster::{PoolStatus, Summary};
 use hypic_crds::condition::{Finding, Is, conditions, kind};
 use hypic_crds::pool::{NodePool, PoolRole};
 use hypic_crds::scatter_pool::HypicScatterPoolStatus;
 use hypic_crds::{HypicCluster, HypicClusterStatus};
 use hypic_domain::topology::{AgentRole, Topology};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::observe::Observed;
 use crate::plan::names::{CLUSTER, Names, POOL};
 use crate::pulse::{Pulse, ScalingPulse};
+use crate::rollout;
 use crate::trouble::{self, Trouble};
 use crate::validate::Fault;
 
@@ -27,7 +30,9 @@ pub struct Facts<'a> {
     pub faults: &'a [Fault],
     /// The topology that was planned; nothing while a fault blocks planning.
     pub topology: Option<&'a Topology>,
-    /// What routers told last.
+    /// Names of the Deployments and StatefulSets that this pass has written.
+    pub written: &'a BTreeSet<String>,
+    /// What routers told last; nothing before they were asked.
     pub pulse: Option<&'a Pulse>,
     /// Nothing is changed, by the spec's wish.
     pub paused: bool,
@@ -59,9 +64,13 @@ pub fn cluster(facts: &Facts<'_>, now: &Time) -> HypicClusterStatus {
         80 => String::new(),
         port => format!(":{port}"),
     };
+    let mut conditions = conditions(&findings(facts, &counts), &before.conditions, generation, now);
+    if facts.pulse.is_none() && !facts.paused {
+        keep_unknown(&mut conditions, &before.conditions);
+    }
     HypicClusterStatus {
         observed_generation: Some(generation),
-        conditions: conditions(&findings(facts, &counts), &before.conditions, generation, now),
+        conditions,
         endpoint: Some(format!("http://{}.{}.svc{port}/v1", names.cluster, names.namespace)),
         topology_epoch: facts
             .topology
@@ -86,6 +95,36 @@ pub fn cluster(facts: &Facts<'_>, now: &Time) -> HypicClusterStatus {
     }
 }
 
+/// What nobody was asked for yet, as after a start of the operator, stays as it was told last.
+fn keep_unknown(conditions: &mut [Condition], before: &[Condition]) {
+    let told_by_routers = |condition: &&mut Condition| {
+        [kind::INDEX_CONSISTENT, kind::SCATTER_SCALING].contains(&condition.type_.as_str())
+            && condition.status == Is::Unknown.name()
+    };
+    for condition in conditions.iter_mut().filter(told_by_routers) {
+        if let Some(old) = before.iter().find(|old| old.type_ == condition.type_) {
+            let observed_generation = condition.observed_generation;
+            *condition = Condition { observed_generation, ..old.clone() };
+        }
+    }
+}
+
+/// Names of the workloads of a role (nothing: of the routers) whose pods are not all of the newest template.
+fn rolling(facts: &Facts<'_>, role: Option<PoolRole>) -> Vec<String> {
+    let names = Names::of(facts.cluster);
+    let (kind, workloads): (_, Vec<String>) = match role {
+        None => ("Deployment", vec![names.child("router")]),
+        Some(role) => {
+            let pools = facts.wanted.iter().filter(|(pool, _)| pool.role == role);
+            ("StatefulSet", pools.map(|(pool, _)| names.child(&pool.name)).collect())
+        }
+    };
+    let is_rolling = |name: &String| {
+        facts.written.contains(name) || facts.observed.child(kind, name).is_some_and(rollout::is_rolling)
+    };
+    workloads.into_iter().filter(is_rolling).collect()
+}
+
 /// Ready and asked for.
 struct Counts {
     routers: (i32, i32),
@@ -100,8 +139,10 @@ fn of((ready, desired): (i32, i32)) -> String {
 fn findings(facts: &Facts<'_>, counts: &Counts) -> Vec<Finding> {
     let observed = facts.observed;
     let router = Names::of(facts.cluster).child("router");
-    let refused = || observed.child("Deployment", &router).and_then(trouble::of_deployment);
-    let trouble = trouble::first(&observed.pods).or_else(refused);
+    let of_routers = || observed.child("Deployment", &router).and_then(trouble::of_deployment);
+    let of_agents =
+        || observed.refused.iter().next().map(|(set, told)| trouble::refused("StatefulSet", set, told));
+    let trouble = trouble::first(&observed.pods).or_else(of_routers).or_else(of_agents);
     let blocked = facts.faults.iter().find(|fault| fault.blocks).or_else(|| facts.faults.first());
     let available = counts.routers.0 >= 1 && counts.combine.0 >= 1;
     let serving =
@@ -114,7 +155,10 @@ fn findings(facts: &Facts<'_>, counts: &Counts) -> Vec<Finding> {
         (None, Some(trouble)) => Finding::new(kind::DEGRADED, true, trouble.reason, &trouble.message),
         (None, None) => Finding::new(kind::DEGRADED, false, "AsExpected", "nothing needs a human"),
     };
-    let whole = counts.routers.0 >= counts.routers.1 && counts.combine.0 >= counts.combine.1;
+    let whole = counts.routers.0 >= counts.routers.1
+        && counts.combine.0 >= counts.combine.1
+        && rolling(facts, None).is_empty()
+        && rolling(facts, Some(PoolRole::Combine)).is_empty();
     let ready = match (blocked, &trouble) {
         (Some(fault), _) => Finding::new(kind::READY, false, fault.reason, &fault.message),
         (None, _) if whole && available && models.is == Is::True => {
@@ -135,7 +179,7 @@ fn findings(facts: &Facts<'_>, counts: &Counts) -> Vec<Finding> {
         progressing,
         models,
         tiers,
-        index(facts.pulse),
+        index(facts),
         scaling(facts),
         Finding::new(
             kind::COMPOSITION_DRIFT,
@@ -167,7 +211,20 @@ fn progressing(facts: &Facts<'_>, counts: &Counts) -> Finding {
             "WaitingForPods",
             format!("{} {what} are ready", of(*count)),
         ),
-        None => Finding::new(kind::PROGRESSING, false, "Complete", "all that the spec asks for is ready"),
+        None => {
+            let roles = [None, Some(PoolRole::Combine), Some(PoolRole::Scatter)];
+            let rolling: Vec<String> = roles.into_iter().flat_map(|role| rolling(facts, role)).collect();
+            if rolling.is_empty() {
+                return Finding::new(
+                    kind::PROGRESSING,
+                    false,
+                    "Complete",
+                    "all that the spec asks for is ready",
+                );
+            }
+            let message = format!("pods are still to be made anew: {}", rolling.join(", "));
+            Finding::new(kind::PROGRESSING, true, "RollingOut", message)
+        }
     }
 }
 
@@ -195,9 +252,12 @@ fn models_loaded(facts: &Facts<'_>, counts: &Counts, trouble: Option<&Trouble>) 
     }
 }
 
-fn index(pulse: Option<&Pulse>) -> Finding {
+fn index(facts: &Facts<'_>) -> Finding {
     let kind = kind::INDEX_CONSISTENT;
-    let Some(pulse) = pulse.filter(|pulse| pulse.routers_answered > 0) else {
+    if facts.paused {
+        return Finding::new(kind, Is::Unknown, "Paused", "nobody is asked while reconciliation is paused");
+    }
+    let Some(pulse) = facts.pulse.filter(|pulse| pulse.routers_answered > 0) else {
         return Finding::new(kind, Is::Unknown, "NoRouterAnswers", "no router tells how the index is");
     };
     let owners = pulse.agents.iter().filter(|agent| agent.role == AgentRole::Combine);
@@ -229,6 +289,9 @@ fn scaling(facts: &Facts<'_>) -> Finding {
         .collect();
     if scaled.is_empty() {
         return Finding::new(kind, false, "FixedReplicas", "no pool has scaling");
+    }
+    if facts.paused {
+        return Finding::new(kind, Is::Unknown, "Paused", "the number is left as it is");
     }
     let pulses: Vec<(&str, &ScalingPulse)> =
         scaled.iter().filter_map(|pool| Some((*pool, facts.pulse?.scaling.get(*pool)?))).collect();
@@ -269,6 +332,13 @@ pub fn scatter_pool(facts: &Facts<'_>, pool: &NodePool, now: &Time) -> Option<Hy
         },
         |pulse| pool_scaling(&pool.name, pulse),
     );
+    let (mut reason, mut message) = (Some(finding.reason.to_owned()), Some(finding.message.clone()));
+    let mut recommended = pulse.map(|pulse| pulse.recommended);
+    let mut conditions = conditions(&[finding], &before.conditions, generation, now);
+    if facts.pulse.is_none() && !facts.paused && before.reason.is_some() {
+        keep_unknown(&mut conditions, &before.conditions);
+        (reason, message, recommended) = (before.reason, before.message, before.recommended_replicas);
+    }
     let pods = facts.observed.pods_with(POOL, &pool.name).count();
     Some(HypicScatterPoolStatus {
         observed_generation: Some(generation),
@@ -278,9 +348,9 @@ pub fn scatter_pool(facts: &Facts<'_>, pool: &NodePool, now: &Time) -> Option<Hy
             "{CLUSTER}={},{POOL}={},app.kubernetes.io/component=scatter",
             names.cluster, pool.name
         ),
-        recommended_replicas: pulse.map(|pulse| pulse.recommended),
-        reason: Some(finding.reason.to_owned()),
-        message: Some(finding.message.clone()),
-        conditions: conditions(&[finding], &before.conditions, generation, now),
+        recommended_replicas: recommended,
+        reason,
+        message,
+        conditions,
     })
 }

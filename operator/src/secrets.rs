@@ -8,13 +8,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
-use hypic_wire::tls::{Security, TlsPem};
+use hypic_wire::channel::Channels;
+use hypic_wire::tls::TlsPem;
 
+use crate::apply::{fault, taken};
 use crate::pki::{Authority, PkiError, is_due, stamp};
-use crate::plan::names::{MANAGER, Names};
+use crate::plan::names::{MANAGER, Names, Whose};
+use crate::validate::Fault;
 
 /// Annotation of a certificate's Secret: which CA signed it.
 const SIGNED_BY: &str = "hypic.dev/signed-by";
@@ -32,6 +35,12 @@ pub enum SecretsError {
         /// What it said.
         source: Box<kube::Error>,
     },
+    /// The name is somebody else's.
+    #[error("Secret {name} belongs to somebody else")]
+    Taken {
+        /// Name of the Secret.
+        name: String,
+    },
     /// A key or certificate.
     #[error("certificates")]
     Pki(#[from] PkiError),
@@ -40,13 +49,36 @@ pub enum SecretsError {
     Load(#[from] hypic_wire::Error),
 }
 
+impl SecretsError {
+    /// What a person must mend, as a fault of the cluster.
+    ///
+    /// # Errors
+    /// The API server does not answer just now.
+    pub fn fault(self, names: &Names) -> Result<Fault, Self> {
+        let fault = match self {
+            Self::Taken { name } => taken("Secret", &name),
+            Self::Api { name, source } => {
+                fault("Secret", &name, *source).map_err(|source| api_error(&name, source))?
+            }
+            Self::Pki(source) => unreadable(names, &source),
+            Self::Load(source) => unreadable(names, &source),
+        };
+        Ok(Fault { blocks: true, ..fault })
+    }
+}
+
+fn unreadable(names: &Names, error: &dyn std::error::Error) -> Fault {
+    let ca = names.child("ca");
+    let message = format!("Secret {ca}: {error}: delete it, and a new CA and certificates are made");
+    Fault { reason: "CertificateUnreadable", message, blocks: true }
+}
+
 /// The operator's identity towards one cluster's parts.
-#[derive(Clone)]
 pub struct Identity {
+    /// Connections to the cluster's pods.
+    pub channels: Arc<Channels>,
     /// Which CA it is of.
-    pub fingerprint: String,
-    /// For connections.
-    pub security: Security,
+    fingerprint: String,
     not_after: SystemTime,
 }
 
@@ -75,7 +107,8 @@ pub async fn ensure(
     }
     let leaf = authority.issue("hypic-operator", now)?;
     let pem = TlsPem { cert: leaf.cert_pem, key: leaf.key_pem, ca: authority.cert_pem };
-    Ok(Arc::new(Identity { fingerprint, security: pem.load()?, not_after: leaf.not_after }))
+    let channels = Arc::new(Channels::new(pem.load()?));
+    Ok(Arc::new(Identity { channels, fingerprint, not_after: leaf.not_after }))
 }
 
 struct Secrets<'a> {
@@ -109,9 +142,11 @@ impl Secrets<'_> {
         let name = self.names.child(part);
         if let Some(secret) = self.get(&name).await?
             && secret.annotations().get(SIGNED_BY).is_some_and(|by| by == fingerprint)
-            && text(&secret, "tls.key").is_some()
-            && text(&secret, "ca.crt").is_some()
-            && text(&secret, "tls.crt").is_some()
+            && let [Some(key), Some(ca), Some(cert)] =
+                ["tls.key", "ca.crt", "tls.crt"].map(|key| text(&secret, key))
+            && ca == authority.cert_pem
+            // One that was damaged would keep every new pod from starting.
+            && (TlsPem { cert, key, ca }).load().is_ok()
             // One that ends with its CA cannot be given a longer life.
             && not_after(&secret).is_some_and(|end| !is_due(end, now) || stamp(end) >= stamp(authority.not_after))
         {
@@ -141,8 +176,20 @@ impl Secrets<'_> {
         self.put(&name, "Opaque", &[("secret", &hex::encode(key))], &[]).await
     }
 
+    /// A Secret of this cluster. One that an earlier cluster of the name left behind is taken over as it is.
     async fn get(&self, name: &str) -> Result<Option<Secret>, SecretsError> {
-        self.api.get_opt(name).await.map_err(|source| api_error(name, source))
+        let found = self.api.get_opt(name).await.map_err(|source| api_error(name, source))?;
+        let Some(secret) = found else { return Ok(None) };
+        match self.names.whose(secret.meta()) {
+            Whose::Ours => Ok(Some(secret)),
+            Whose::Theirs => Err(SecretsError::Taken { name: name.to_owned() }),
+            Whose::Orphan => {
+                let kind = secret.type_.as_deref().unwrap_or_default();
+                let (data, notes) = (secret.data.clone().unwrap_or_default(), secret.annotations().clone());
+                self.apply(name, kind, &data, &notes).await?;
+                Ok(Some(secret))
+            }
+        }
     }
 
     async fn put(
@@ -152,12 +199,21 @@ impl Secrets<'_> {
         data: &[(&str, &str)],
         notes: &[(&str, String)],
     ) -> Result<(), SecretsError> {
-        let data: BTreeMap<&str, ByteString> =
-            data.iter().map(|(key, text)| (*key, ByteString(text.as_bytes().to_vec()))).collect();
+        let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
+        let data = data.iter().map(|(key, text)| ((*key).to_owned(), bytes(text))).collect();
+        let notes = notes.iter().map(|(key, note)| ((*key).to_owned(), note.clone())).collect();
+        self.apply(name, kind, &data, &notes).await
+    }
+
+    async fn apply(
+        &self,
+        name: &str,
+        kind: &str,
+        data: &BTreeMap<String, ByteString>,
+        notes: &BTreeMap<String, String>,
+    ) -> Result<(), SecretsError> {
         let mut metadata = self.names.metadata(name, "secret", None);
-        for (key, note) in notes {
-            metadata["annotations"][key] = json!(note);
-        }
+        metadata["annotations"] = json!(notes);
         let secret: Value =
             json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data});
         let params = PatchParams::apply(MANAGER).force();
@@ -165,7 +221,7 @@ impl Secrets<'_> {
             .patch(name, &params, &Patch::Apply(&secret))
             .await
             .map_err(|source| api_error(name, source))?;
-        tracing::info!(secret = name, namespace = self.names.namespace, "made");
+        tracing::info!(secret = name, namespace = self.names.namespace, "applied");
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! refuses whoever is behind.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures::StreamExt;
 use hypic_domain::topology::Topology;
@@ -15,7 +15,6 @@ use kube::ResourceExt;
 
 use crate::plan::names::{CONTROL, POOL};
 use crate::pulse::ClusterKey;
-use crate::secrets::Identity;
 
 /// A topology's version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,17 +25,10 @@ pub struct Versions {
     pub revision: u64,
 }
 
-/// What pods said when they were pushed to.
+/// What each pod of every fleet said when it was last pushed to, by uid.
 #[derive(Default)]
 pub struct Spread {
-    fleets: Mutex<BTreeMap<ClusterKey, Reached>>,
-}
-
-/// One fleet: connections, and what each pod said last, by uid.
-struct Reached {
-    fingerprint: String,
-    channels: Arc<Channels>,
-    known: BTreeMap<String, Versions>,
+    fleets: Mutex<BTreeMap<ClusterKey, BTreeMap<String, Versions>>>,
 }
 
 /// A pod to push to.
@@ -50,9 +42,14 @@ struct Target {
 /// Pushes under way at once.
 const AT_ONCE: usize = 16;
 
-/// Running routers: uid and address for gRPC.
+/// Routers whose process runs: uid and address for gRPC. One that waits to be started again can tell nothing.
 pub fn routers(pods: &[Pod]) -> impl Iterator<Item = (String, String)> {
-    pods.iter().filter(|pod| is_router(pod)).filter_map(running)
+    let runs = |pod: &&Pod| {
+        let containers = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        let states = containers.map(|container| container.state.as_ref());
+        states.into_iter().all(|state| state.is_some_and(|state| state.running.is_some()))
+    };
+    pods.iter().filter(|pod| is_router(pod)).filter(runs).filter_map(running)
 }
 
 fn is_router(pod: &Pod) -> bool {
@@ -74,10 +71,10 @@ impl Spread {
         key: &ClusterKey,
         pods: &[Pod],
         topology: &Topology,
-        identity: &Identity,
+        channels: &Channels,
     ) -> Vec<(String, Result<Versions, String>)> {
         let version = Versions { epoch: topology.epoch.0, revision: topology.revision };
-        let (channels, known) = self.reach(key, identity);
+        let known = self.fleets().get(key).cloned().unwrap_or_default();
         // Pods come and go, each with an address of its own.
         channels.retain(|address| pods.iter().filter_map(running).any(|(_, runs)| runs == address));
         let behind =
@@ -91,52 +88,36 @@ impl Spread {
             targets.partition(|target| target.role == ServerRole::Router);
         let mut answers = Vec::new();
         for targets in [routers, agents] {
-            let pushes = futures::stream::iter(targets).map(|target| {
-                let channels = Arc::clone(&channels);
-                async move {
-                    let adopted = channels.push_topology(&target.address, target.role, topology).await;
-                    let versions =
-                        |adopted: Adopted| Versions { epoch: adopted.epoch.0, revision: adopted.revision };
-                    (target.uid, target.pod, adopted.map(versions).map_err(|error| error.to_string()))
-                }
+            let pushes = futures::stream::iter(targets).map(async |target| {
+                let adopted = channels.push_topology(&target.address, target.role, topology).await;
+                let versions =
+                    |adopted: Adopted| Versions { epoch: adopted.epoch.0, revision: adopted.revision };
+                (target.uid, target.pod, adopted.map(versions).map_err(|error| error.to_string()))
             });
             answers.extend(pushes.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await);
         }
-        let mut fleets = self.fleets.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(fleet) = fleets.get_mut(key) {
-            fleet.known.retain(|uid, _| pods.iter().any(|pod| pod.uid().as_ref() == Some(uid)));
-            let told =
-                answers.iter().filter_map(|(uid, _, answer)| Some((uid.clone(), *answer.as_ref().ok()?)));
-            fleet.known.extend(told);
-        }
+        let mut fleets = self.fleets();
+        let known = fleets.entry(key.clone()).or_default();
+        known.retain(|uid, _| pods.iter().any(|pod| pod.uid().as_ref() == Some(uid)));
+        known.extend(
+            answers.iter().filter_map(|(uid, _, answer)| Some((uid.clone(), *answer.as_ref().ok()?))),
+        );
         answers.into_iter().map(|(_, pod, answer)| (pod, answer)).collect()
-    }
-
-    /// Connections as this identity, and what pods said last.
-    fn reach(&self, key: &ClusterKey, identity: &Identity) -> (Arc<Channels>, BTreeMap<String, Versions>) {
-        let mut fleets = self.fleets.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh = || Reached {
-            fingerprint: identity.fingerprint.clone(),
-            channels: Arc::new(Channels::new(identity.security.clone())),
-            known: BTreeMap::new(),
-        };
-        let fleet = fleets.entry(key.clone()).or_insert_with(fresh);
-        if fleet.fingerprint != identity.fingerprint {
-            *fleet = fresh();
-        }
-        (Arc::clone(&fleet.channels), fleet.known.clone())
     }
 
     /// The newest version that a pod told of.
     pub fn newest(&self, key: &ClusterKey) -> (u64, u64) {
-        let fleets = self.fleets.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest =
-            fleets.get(key).and_then(|fleet| fleet.known.values().max()).copied().unwrap_or_default();
+        let fleets = self.fleets();
+        let newest = fleets.get(key).and_then(|known| known.values().max()).copied().unwrap_or_default();
         (newest.epoch, newest.revision)
     }
 
     /// Forgets a cluster.
     pub fn forget(&self, key: &ClusterKey) {
-        self.fleets.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.fleets().remove(key);
+    }
+
+    fn fleets(&self) -> MutexGuard<'_, BTreeMap<ClusterKey, BTreeMap<String, Versions>>> {
+        self.fleets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

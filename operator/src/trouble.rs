@@ -74,8 +74,13 @@ pub fn of_deployment(deployment: &DynamicObject) -> Option<Trouble> {
         .iter()
         .find(|condition| condition["type"] == "ReplicaFailure" && condition["status"] == "True")?;
     let told = failed["message"].as_str().unwrap_or_default();
+    Some(refused("Deployment", &deployment.name_any(), told))
+}
+
+/// Pods that the controller of `kind` could not make, in its own words.
+pub fn refused(kind: &str, name: &str, told: &str) -> Trouble {
     let reason = if told.contains("exceeded quota") { "QuotaExceeded" } else { "PodsRefused" };
-    Some(Trouble { reason, message: format!("Deployment {}: {told}", deployment.name_any()) })
+    Trouble { reason, message: format!("{kind} {name}: {told}") }
 }
 
 /// The last lines that fit.

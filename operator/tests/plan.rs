@@ -5,7 +5,7 @@ mod scene;
 
 use std::collections::BTreeMap;
 
-use hypic_operator::apply::{Action, leftovers, steps};
+use hypic_operator::apply::{Action, leftovers, stamped, steps};
 use hypic_operator::plan::{Plan, plan};
 use scene::{Scene, live};
 use serde_json::{Value, json};
@@ -19,6 +19,11 @@ fn named<'a>(plan: &'a Plan, kind: &str, name: &str) -> &'a Value {
     all.into_iter()
         .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
         .expect("a child of that kind and name")
+}
+
+/// Objects as they were applied.
+fn applied(objects: &[Value]) -> Vec<Value> {
+    objects.iter().map(stamped).collect()
 }
 
 /// An operator upgrade must not change a pod template: a change here rolls every user's pods.
@@ -92,25 +97,74 @@ fn what_is_as_planned_is_not_written() {
     let scene = Scene::sample();
     let plan = plan(&scene.inputs());
     let all: Vec<Value> = plan.config.iter().chain(&plan.fleet).cloned().collect();
-    let observed = live(&all);
-    assert_eq!(steps(&all, &observed, scene.uid()), []);
-    assert_eq!(leftovers(&all, &observed, scene.uid()), []);
+    let observed = live(&applied(&all));
+    assert_eq!(steps(&all, &observed, &scene.names()), []);
+    assert_eq!(leftovers(&all, &observed, &scene.names()), []);
 }
 
 #[test]
 fn a_hand_that_changes_a_child_is_put_right_and_named() {
     let scene = Scene::sample();
     let plan = plan(&scene.inputs());
-    let mut changed = plan.fleet.clone();
+    let mut changed = applied(&plan.fleet);
     for object in &mut changed {
         if object["kind"] == "StatefulSet" && object["metadata"]["name"] == "demo-combine" {
             object["spec"]["replicas"] = json!(9);
         }
     }
-    let steps = steps(&plan.fleet, &live(&changed), scene.uid());
+    let steps = steps(&plan.fleet, &live(&changed), &scene.names());
     assert_eq!(steps.len(), 1);
     assert!(matches!(steps[0].action, Action::Update(_)));
     assert_eq!(steps[0].why, "StatefulSet demo-combine: .spec.replicas differs");
+}
+
+#[test]
+fn a_field_that_is_taken_out_of_the_spec_is_taken_out_of_the_child() {
+    let mut scene = Scene::sample();
+    let placement =
+        json!({"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "hot", "operator": "Exists"}]});
+    scene.cluster.spec.node_pools[0].placement = serde_json::from_value(placement).expect("a placement");
+    let before = plan(&scene.inputs());
+    scene.cluster.spec.node_pools[0].placement = None;
+    let after = plan(&scene.inputs());
+    let steps = steps(&after.fleet, &live(&applied(&before.fleet)), &scene.names());
+    let [step] = steps.as_slice() else { panic!("one child has changed: {steps:#?}") };
+    assert_eq!(step.child.1, "demo-combine");
+    assert!(
+        matches!(&step.action, Action::Update(object) if object["spec"]["template"]["spec"].get("nodeSelector").is_none())
+    );
+}
+
+#[test]
+fn a_pool_whose_count_is_missing_begins_with_the_workers_there_are() {
+    let scene = Scene::sample();
+    let count = |workers: Option<i64>| {
+        let set = workers.map(|workers| {
+            json!({
+                "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "demo-scatter"},
+                "spec": {"replicas": workers},
+            })
+        });
+        live(&set.into_iter().collect::<Vec<_>>()).scaled(&scene.cluster)["scatter"]
+    };
+    let policy = scene.cluster.spec.node_pools[1].scaling.as_ref().expect("a policy");
+    assert_eq!(count(None), policy.min_replicas);
+    assert_eq!(count(Some(1)), 1);
+    assert_eq!(count(Some(900)), policy.max_replicas);
+}
+
+#[test]
+fn a_request_over_the_limit_that_is_made_up_raises_it() {
+    let mut scene = Scene::sample();
+    for (asked, limit) in [("64Gi", "64Gi"), ("1Mi", "")] {
+        let wanted = json!({"requests": {"memory": asked}});
+        scene.cluster.spec.node_pools[0].resources = serde_json::from_value(wanted).expect("resources");
+        let plan = plan(&scene.inputs());
+        let set = named(&plan, "StatefulSet", "demo-combine");
+        let resources = &set["spec"]["template"]["spec"]["containers"][0]["resources"];
+        assert_eq!(resources["requests"]["memory"], asked);
+        assert_eq!(resources["limits"]["memory"] == limit, !limit.is_empty(), "{resources}");
+    }
 }
 
 #[test]
@@ -119,9 +173,9 @@ fn the_number_of_scatter_workers_is_left_to_who_scales_it() {
     let plan = plan(&scene.inputs());
     let pool = named(&plan, "HypicScatterPool", "demo-scatter");
     assert_eq!(pool["spec"].get("replicas"), None);
-    let mut scaled = pool.clone();
+    let mut scaled = stamped(pool);
     scaled["spec"]["replicas"] = json!(3);
-    assert_eq!(steps(std::slice::from_ref(pool), &live(&[scaled]), scene.uid()), []);
+    assert_eq!(steps(std::slice::from_ref(pool), &live(&[scaled]), &scene.names()), []);
 }
 
 #[test]
@@ -135,7 +189,7 @@ fn children_that_the_spec_has_no_more_go_and_those_of_others_stay() {
     scene.cluster.spec.node_pools.pop();
     let after = plan(&scene.inputs());
     let gone: Vec<(String, String)> =
-        leftovers(&after.fleet, &observed, scene.uid()).into_iter().map(|step| step.child).collect();
+        leftovers(&after.fleet, &observed, &scene.names()).into_iter().map(|step| step.child).collect();
     let name = |kind: &str| (kind.to_owned(), "demo-scatter".to_owned());
     assert_eq!(gone, [name("HypicScatterPool"), name("StatefulSet")]);
 }
@@ -148,7 +202,34 @@ fn somebody_elses_object_of_the_same_name_is_left_alone() {
     for object in &mut taken {
         object["metadata"]["ownerReferences"] = json!([{"uid": "an earlier cluster", "controller": true}]);
     }
-    let steps = steps(&plan.config, &live(&taken), scene.uid());
+    let steps = steps(&plan.config, &live(&taken), &scene.names());
     assert_eq!(steps.len(), plan.config.len());
     assert!(steps.iter().all(|step| step.action == Action::Leave && step.reason() == "NameTaken"));
+}
+
+#[test]
+fn what_a_deleted_cluster_left_behind_is_taken_over() {
+    let mut scene = Scene::sample();
+    let before = plan(&scene.inputs());
+    let all: Vec<Value> = before.config.iter().chain(&before.fleet).cloned().collect();
+    let mut orphans = applied(&all);
+    for object in &mut orphans {
+        object["metadata"]["ownerReferences"] = json!([]);
+    }
+    let taken = steps(&all, &live(&orphans), &scene.names());
+    assert_eq!(taken.len(), all.len());
+    assert!(taken.iter().all(|step| step.why.contains(".metadata.ownerReferences")), "{taken:#?}");
+    // Labels are copied easily: what no plan names is nobody's to delete.
+    scene.cluster.spec.node_pools.pop();
+    let after = plan(&scene.inputs());
+    assert_eq!(leftovers(&after.fleet, &live(&orphans), &scene.names()), []);
+    // Labels alone make nobody's object ours where they are not all ours.
+    for label in ["hypic.dev/cluster", "app.kubernetes.io/managed-by"] {
+        let mut others = orphans.clone();
+        for object in &mut others {
+            object["metadata"]["labels"][label] = json!("other");
+        }
+        let left = steps(&all, &live(&others), &scene.names());
+        assert!(left.iter().all(|step| step.action == Action::Leave));
+    }
 }

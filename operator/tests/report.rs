@@ -1,5 +1,7 @@
 //! What a status says of what was seen.
 
+use std::collections::BTreeSet;
+
 use hypic_crds::condition::kind;
 use hypic_crds::pool::NodePool;
 use hypic_crds::{HypicCluster, HypicClusterStatus};
@@ -47,6 +49,7 @@ fn fleet(routers: i32, combine: i32) -> Observed {
         children: Vec::new(),
         pods: pods.collect(),
         scatter: Default::default(),
+        refused: Default::default(),
     }
 }
 
@@ -92,12 +95,14 @@ struct Case {
     pulse: Option<Pulse>,
     scatter: i32,
     paused: bool,
+    written: BTreeSet<String>,
 }
 
 impl Case {
     fn new(observed: Observed) -> Self {
         let pulse = Some(pulse());
-        Self { cluster: cluster(), observed, faults: Vec::new(), pulse, scatter: 0, paused: false }
+        let (faults, written) = (Vec::new(), BTreeSet::new());
+        Self { cluster: cluster(), observed, faults, pulse, scatter: 0, paused: false, written }
     }
 
     fn at(&self, second: i64) -> HypicClusterStatus {
@@ -109,6 +114,7 @@ impl Case {
             wanted: &wanted,
             faults: &self.faults,
             topology: None,
+            written: &self.written,
             pulse: self.pulse.as_ref(),
             paused: self.paused,
         };
@@ -224,6 +230,49 @@ fn times_move_only_when_a_status_flips_and_a_report_of_the_same_is_the_same() {
     };
     assert_eq!(time(&second, kind::READY), Some(30));
     assert_eq!(time(&second, kind::AVAILABLE), Some(10));
+}
+
+#[test]
+fn what_routers_told_stays_until_they_are_asked_again() {
+    let mut case = Case::new(fleet(2, 2));
+    let told = case.at(10);
+    case.cluster.status = Some(told.clone());
+    case.pulse = None;
+    assert_eq!(case.at(20), told, "a start of the operator changes nothing");
+    case.pulse =
+        Some(Pulse { routers_answered: 0, agents: Vec::new(), scaling: Default::default(), ..pulse() });
+    assert_eq!(of(&case.at(30), kind::INDEX_CONSISTENT), is("Unknown", "NoRouterAnswers"));
+    case.paused = true;
+    assert_eq!(of(&case.at(40), kind::INDEX_CONSISTENT), is("Unknown", "Paused"));
+    assert_eq!(of(&case.at(40), kind::SCATTER_SCALING), is("Unknown", "Paused"));
+}
+
+#[test]
+fn a_fleet_is_ready_when_its_pods_are_of_the_newest_template() {
+    let set = |kind: &str, name: &str, updated: i64| {
+        serde_json::from_value(json!({
+            "apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "generation": 2},
+            "spec": {"replicas": 2}, "status": {"observedGeneration": 2, "replicas": 2, "updatedReplicas": updated},
+        }))
+        .expect("a workload")
+    };
+    for (kind_of, name, ready) in [
+        ("StatefulSet", "demo-combine", false),
+        ("Deployment", "demo-router", false),
+        ("StatefulSet", "demo-scatter", true),
+    ] {
+        let mut case = Case::new(fleet(2, 2));
+        case.observed.children = vec![set(kind_of, name, 1)];
+        assert_eq!(of(&case.at(1), kind::PROGRESSING), is("True", "RollingOut"), "{name}");
+        let expected = if ready { is("True", "Serving") } else { is("False", "RollingOut") };
+        assert_eq!(of(&case.at(1), kind::READY), expected, "{name}");
+        assert_eq!(of(&case.at(1), kind::AVAILABLE), is("True", "Serving"));
+        case.observed.children = vec![set(kind_of, name, 2)];
+        assert_eq!(of(&case.at(1), kind::PROGRESSING), is("False", "Complete"), "{name}");
+        // Its controller has not seen yet what this pass has written.
+        case.written.insert(name.to_owned());
+        assert_eq!(of(&case.at(1), kind::PROGRESSING), is("True", "RollingOut"), "{name}");
+    }
 }
 
 #[test]

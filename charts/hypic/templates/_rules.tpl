@@ -22,6 +22,10 @@
 - apiGroups: [""]
   resources: [pods, persistentvolumeclaims]
   verbs: [get, list, watch]
+# What keeps a StatefulSet from making pods is told nowhere else.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -25,6 +25,7 @@ fn with(path: &str, value: Value) -> HypicCluster {
         Value::Array(items) => {
             let index: usize = key.parse().expect("an index");
             if index == items.len() { items.push(value) } else { items[index] = value }
+            items.retain(|item| !item.is_null());
         }
         parent => parent[key] = value,
     }
@@ -62,7 +63,9 @@ fn rules_name_what_is_wrong() {
         ("/nodePools/1/scaling/minReplicas", json!(5), "minReplicas must be at most"),
         ("/nodePools/0/name", json!("router"), "names of parts that every cluster has"),
         ("/nodePools/0/engineMemory", json!("0"), "engineMemory must be over 0"),
+        ("/nodePools/0/engineMemory", json!("20Ei"), "engineMemory must be over 0 and under 1Pi"),
         ("/cacheTiers/0/capacity", json!("0"), "capacity must be over 0"),
+        ("/cacheTiers/0/capacity", json!("2Ei"), "capacity must be over 0 and under 1Ei"),
         ("/cacheTiers/0/tier", json!("Disk"), "order Device, Host, Disk"),
         ("/cacheTiers/3", json!({"tier": "Object", "capacity": "1Gi"}), "Object tier does not exist yet"),
         ("/cacheTiers/0/storageClassName", json!("fast"), "belongs to the Disk tier"),
@@ -100,6 +103,7 @@ fn what_children_cannot_change_cannot_be_changed() {
         ("/cacheTiers/2/storageClassName", json!("slow"), "storageClassName cannot be changed"),
         ("/cacheTiers/2/storageClassName", Value::Null, "storageClassName cannot be changed"),
         ("/cacheTiers/2/capacity", json!("8Gi"), "cannot be changed yet"),
+        ("/cacheTiers/2", Value::Null, "cannot be added or removed"),
     ] {
         let told = format!("{:?}", with(path, value).validate_cel_update(&old).expect_err("immutable"));
         assert!(told.contains(word), "{path}: {told}");

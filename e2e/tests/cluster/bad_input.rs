@@ -33,6 +33,7 @@ fn what_one_object_can_break_alone_is_refused_with_its_field() {
         ("/spec/nodePools/0/replicas", json!(0), ["spec.nodePools[0].replicas", "at least one replica"]),
         ("/spec/nodePools/0/engineMemory", json!("0"), ["spec.nodePools[0].engineMemory", "over 0"]),
         ("/spec/nodePools/0/engineMemory", json!("much"), ["spec.nodePools[0].engineMemory", "much"]),
+        ("/spec/nodePools/0/engineMemory", json!("1e99"), ["spec.nodePools[0].engineMemory", "under 1Pi"]),
         ("/spec/nodePools/1/modelRef", json!("other"), ["spec.nodePools", "same modelRef"]),
         (
             "/spec/nodePools/1/scaling/minReplicas",

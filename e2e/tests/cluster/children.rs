@@ -148,6 +148,25 @@ fn a_deleted_cluster_leaves_nothing_and_can_come_back_at_once() {
         }
     });
     fleet.answers(&question()).unwrap();
+    // With all that is in it.
+    kubectl(&["delete", "namespace", &namespace.name, "--timeout=120s"]).unwrap();
+}
+
+#[test]
+fn orphans_serve_on_and_a_cluster_of_the_same_name_takes_them_over() {
+    let namespace = Namespace::new("e2e-orphaned");
+    let spec = whole("demo");
+    let fleet = Fleet::start(&namespace, &spec);
+    let (all, lives) = (children(&fleet, KINDS).unwrap(), fleet.lives().unwrap());
+    namespace.kubectl(&["delete", "hypiccluster", "demo", "--cascade=orphan", "--timeout=60s"]).unwrap();
+    for_a_while("answers go on without a cluster", 10, || fleet.answers(&question()));
+    assert_eq!(children(&fleet, KINDS).unwrap(), all);
+
+    let fleet = Fleet::start(&namespace, &spec);
+    assert_eq!(fleet.lives().unwrap(), lives, "no pod was touched");
+    fleet.answers(&question()).unwrap();
+    namespace.delete("hypiccluster", "demo").unwrap();
+    wait_gone(&fleet);
 }
 
 #[test]
@@ -166,6 +185,31 @@ fn a_cluster_can_be_deleted_when_the_operator_is_gone() {
     kubectl(&["get", "crd", "hypicclusters.hypic.dev"]).unwrap();
     namespace.delete("hypiccluster", "demo").unwrap();
     wait_gone(&fleet);
+}
+
+#[test]
+fn deleted_crds_take_clusters_along_and_the_operator_goes_on_when_they_are_back() {
+    let namespace = Namespace::alone("e2e-crds");
+    let fleet = Fleet::start(&namespace, &whole("demo"));
+    let back = CrdsBack;
+    kubectl(&["delete", "crd", "hypicclusters.hypic.dev", "hypicmodels.hypic.dev", "--timeout=60s"]).unwrap();
+    wait_gone(&fleet);
+    drop(back);
+    let fleet = Fleet::start(&namespace, &whole("demo"));
+    fleet.answers(&question()).unwrap();
+}
+
+/// Installs the CRDs again when it is dropped.
+struct CrdsBack;
+
+impl Drop for CrdsBack {
+    fn drop(&mut self) {
+        let chart = workspace().join("charts/hypic-crds").to_string_lossy().into_owned();
+        let args = ["upgrade", "hypic-crds", &chart, "--namespace", SYSTEM, "--reuse-values", "--wait"];
+        if let Err(error) = helm(&args) {
+            eprintln!("the CRDs are not back: {error}");
+        }
+    }
 }
 
 /// Installs the operator again when the test is over, whatever its end.

@@ -1,12 +1,15 @@
 //! Names, labels and owners of a cluster's children.
 
 use hypic_crds::HypicCluster;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value, json};
 
 /// Who made a child.
 pub const MANAGER: &str = "hypic-operator";
 /// Label: the HypicCluster.
 pub const CLUSTER: &str = "hypic.dev/cluster";
+/// Label: the program that made an object.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Label: the pool.
 pub const POOL: &str = "hypic.dev/pool";
 /// Port of gRPC.
@@ -17,6 +20,17 @@ pub const BULK: u16 = 7401;
 pub const AGENT_HTTP: u16 = 7402;
 /// Port of a router's endpoint, probes and metrics.
 pub const ROUTER_HTTP: u16 = 8080;
+
+/// To whom an object belongs that has the name of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// This cluster controls it.
+    Ours,
+    /// A cluster of this name left it behind (`kubectl delete --cascade=orphan`), and nobody controls it.
+    Orphan,
+    /// Somebody else's, or of an earlier cluster of this name, with which it goes: never touched.
+    Theirs,
+}
 
 /// Names of one cluster's children. All begin with the cluster's name, which the schema bounds to 32 characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +51,23 @@ impl Names {
             namespace: metadata.namespace.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),
         }
+    }
+
+    /// To whom an object belongs.
+    pub fn whose(&self, object: &ObjectMeta) -> Whose {
+        let mut owners = object.owner_references.iter().flatten();
+        match owners.find(|owner| owner.controller == Some(true)) {
+            Some(owner) if owner.uid == self.uid => Whose::Ours,
+            Some(_) => Whose::Theirs,
+            None if self.bears_labels(object) => Whose::Orphan,
+            None => Whose::Theirs,
+        }
+    }
+
+    fn bears_labels(&self, object: &ObjectMeta) -> bool {
+        let ours = [(CLUSTER, self.cluster.as_str()), (MANAGED_BY, MANAGER)];
+        let label = |key| object.labels.as_ref()?.get(key).map(String::as_str);
+        ours.into_iter().all(|(key, value)| label(key) == Some(value))
     }
 
     /// `CLUSTER-PART`.
@@ -77,7 +108,7 @@ impl Names {
         for (key, value) in [
             ("app.kubernetes.io/name", "hypic"),
             ("app.kubernetes.io/instance", self.cluster.as_str()),
-            ("app.kubernetes.io/managed-by", MANAGER),
+            (MANAGED_BY, MANAGER),
         ] {
             labels[key] = json!(value);
         }

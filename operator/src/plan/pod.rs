@@ -1,5 +1,6 @@
 //! The pod of a router or an agent: restricted, without rights, with bounds.
 
+use hypic_crds::Amount;
 use hypic_crds::pool::{Placement, Resources};
 use serde_json::{Map, Value, json};
 
@@ -86,7 +87,15 @@ impl Room<'_> {
             for (map, wanted) in [(&mut requests, &asked.requests), (&mut limits, &asked.limits)] {
                 map.extend(wanted.iter().map(|(name, amount)| (name.clone(), json!(amount.0))));
             }
-            // A request over its limit is refused by the API server: the limit that was asked for counts.
+            // A request over its limit is refused by the API server: what was asked for counts.
+            for (name, request) in &asked.requests {
+                let limit = limits.get(name).and_then(|limit| Amount::from(limit.as_str()?).bytes());
+                if !asked.limits.contains_key(name)
+                    && limit.is_some_and(|limit| request.bytes() > Some(limit))
+                {
+                    limits.insert(name.clone(), json!(request.0));
+                }
+            }
             for (name, limit) in &asked.limits {
                 if !asked.requests.contains_key(name) && requests.contains_key(name) && name != "cpu" {
                     requests.insert(name.clone(), json!(limit.0));

@@ -38,9 +38,9 @@ impl Pulses {
         let mut book = self.book();
         book.registrations += 1;
         let registration = book.registrations;
-        let life = book.fleets.get(&key).map_or(registration, |entry| entry.registered.life);
+        let before = book.fleets.remove(&key).filter(|entry| entry.registered.fleet.uid == fleet.uid);
+        let (life, pulse) = before.map_or((registration, None), |entry| (entry.registered.life, entry.pulse));
         let registered = Registered { fleet: Arc::new(fleet), life, registration };
-        let pulse = book.fleets.remove(&key).and_then(|entry| entry.pulse);
         book.fleets.insert(key, Entry { registered, pulse });
     }
 

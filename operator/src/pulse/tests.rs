@@ -7,6 +7,7 @@ mod telling;
 use std::sync::Mutex;
 
 use futures::FutureExt;
+use hypic_wire::tls::Security;
 
 use super::*;
 use crate::pulse::ask::{Answer, Told};
@@ -138,7 +139,12 @@ impl World {
         };
         let router = |uid: &&str| RouterPod { uid: (*uid).into(), address: format!("{uid}:7400") };
         let routers = self.routers.iter().map(router).collect();
-        let fleet = Fleet { routers, security: Security::Plain, pools: vec![pool] };
+        let fleet = Fleet {
+            uid: "cluster-uid".into(),
+            routers,
+            channels: Arc::new(Channels::new(Security::Plain)),
+            pools: vec![pool],
+        };
         self.pulses.register(key(), fleet);
     }
 

@@ -1,18 +1,14 @@
 //! One fleet: answers → signal → each pool → pulse.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
-
-use hypic_wire::channel::Channels;
-use hypic_wire::tls::Security;
 
 use super::actuator::{Actuator, Target};
 use super::ask::{Answer, merge};
 use super::pool::{PoolWatch, Scene};
 use super::registry::Registered;
 use super::visible::{ColdShare, Visible};
-use super::{ClusterKey, Fleet, Pulse};
+use super::{ClusterKey, Pulse};
 use crate::metrics::{Metrics, PoolGauges};
 use crate::scaling::{Meter, Pull, Settings};
 
@@ -20,7 +16,6 @@ use crate::scaling::{Meter, Pull, Settings};
 pub(super) struct Watch {
     /// Which life of the key; see [`Registered`].
     pub(super) life: u64,
-    channels: Option<(Security, Arc<Channels>)>,
     meter: Meter,
     pools: BTreeMap<String, PoolWatch>,
     /// Routers that did not answer last time.
@@ -35,23 +30,12 @@ impl Watch {
     pub(super) fn new(life: u64) -> Self {
         Self {
             life,
-            channels: None,
             meter: Meter::new(Settings::default()),
             pools: BTreeMap::new(),
             silent: BTreeSet::new(),
             share: ColdShare::default(),
             told: None,
         }
-    }
-
-    /// Connections to the fleet's routers, kept while its certificates and those routers stay.
-    pub(super) fn channels(&mut self, fleet: &Fleet) -> Arc<Channels> {
-        let kept = self.channels.take().filter(|(security, _)| same(security, &fleet.security));
-        let (security, channels) =
-            kept.unwrap_or_else(|| (fleet.security.clone(), Arc::new(Channels::new(fleet.security.clone()))));
-        channels.retain(|address| fleet.routers.iter().any(|router| router.address == address));
-        self.channels = Some((security, Arc::clone(&channels)));
-        channels
     }
 
     /// Takes the answers of one round in, scales the pools, and says how the fleet is.
@@ -149,13 +133,5 @@ impl Watch {
                 _ => {}
             }
         }
-    }
-}
-
-fn same(before: &Security, now: &Security) -> bool {
-    match (before, now) {
-        (Security::Plain, Security::Plain) => true,
-        (Security::Tls(before), Security::Tls(now)) => Arc::ptr_eq(before, now),
-        _ => false,
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use hypic_crds::{HypicCluster, HypicModel};
 use hypic_operator::observe::{Observed, Tenants};
+use hypic_operator::plan::names::Names;
 use hypic_operator::plan::topology::Known;
 use hypic_operator::plan::{Defaults, Inputs};
 use kube::api::DynamicObject;
@@ -57,8 +58,8 @@ impl Scene {
         }
     }
 
-    pub(crate) fn uid(&self) -> &str {
-        self.cluster.metadata.uid.as_deref().expect("a uid")
+    pub(crate) fn names(&self) -> Names {
+        Names::of(&self.cluster)
     }
 }
 
@@ -83,5 +84,6 @@ pub(crate) fn live(objects: &[Value]) -> Observed {
         children: children.collect(),
         pods: Vec::new(),
         scatter: BTreeMap::new(),
+        refused: BTreeMap::new(),
     }
 }

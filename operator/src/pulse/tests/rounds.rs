@@ -74,7 +74,7 @@ fn fleet(routers: Vec<RouterPod>, pools: &[&str]) -> Fleet {
         scaled_by: None,
     };
     let pools = pools.iter().map(pool).collect();
-    Fleet { routers, security: Security::Plain, pools }
+    Fleet { uid: "cluster-uid".into(), routers, channels: Arc::new(Channels::new(Security::Plain)), pools }
 }
 
 #[tokio::test]
@@ -122,17 +122,9 @@ async fn a_registered_fleet_is_asked_scaled_measured_and_told_of() {
 #[tokio::test]
 async fn an_answer_that_is_not_understood_is_none() {
     let strange = start("r1", agent(proto::AgentRole::Unspecified, true, 0)).await;
-    let channels = hypic_wire::channel::Channels::new(Security::Plain);
+    let channels = Channels::new(Security::Plain);
     let answers = ask::ask(&channels, &[strange]).await;
     let [Answer { router, told: Err(error) }] = answers.as_slice() else { panic!("it is none") };
     assert_eq!(router, "r1");
     assert!(error.to_string().contains("agent 'fleet-combine-0' has no role that is known"), "{error}");
-}
-
-#[tokio::test]
-async fn connections_are_kept_while_certificates_stay() {
-    let mut watch = Watch::new(1);
-    let plain = fleet(Vec::new(), &[]);
-    let first = watch.channels(&plain);
-    assert!(Arc::ptr_eq(&first, &watch.channels(&plain)));
 }
