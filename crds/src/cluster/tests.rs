@@ -24,7 +24,11 @@ fn with(path: &str, value: Value) -> HypicCluster {
     match parent {
         Value::Array(items) => {
             let index: usize = key.parse().expect("an index");
-            if index == items.len() { items.push(value) } else { items[index] = value }
+            if index == items.len() {
+                items.push(value)
+            } else {
+                items[index] = value
+            }
             items.retain(|item| !item.is_null());
         }
         parent => parent[key] = value,

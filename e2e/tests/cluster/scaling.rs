@@ -130,4 +130,13 @@ fn whoever_scales_the_pool_owns_the_number() {
     for_a_while("the operator leaves it", 20, || {
         workers_are(&fleet, |now| now == 2).and_then(|_| told()).map(drop)
     });
+
+    let lives = fleet.lives().unwrap();
+    namespace.delete("horizontalpodautoscaler", "scatter").unwrap();
+    namespace.delete("hypicscatterpool", "demo-scatter").unwrap();
+    wait_for("the number is the operator's again", 30, || {
+        workers_are(&fleet, |workers| workers == 2)?;
+        told().err().map(drop).ok_or_else(|| "somebody else's".to_owned())
+    });
+    assert_eq!(fleet.lives().unwrap(), lives, "no worker ended");
 }
