@@ -171,7 +171,7 @@ fn ours(device: &CpuDevice, loaded: &Loaded<CpuDevice>, tokens: usize, args: &Ar
     let pages = (tokens + args.decoded).div_ceil(PAGE);
     let mut states = device.states(&loaded.spec, 1)?;
     let mut pool = device.pages(&loaded.spec, pages, PAGE)?;
-    device.reset_slot(&mut states, 0);
+    device.reset_slot(&mut states, 0)?;
     let mut step = |ids: Vec<u32>, before: usize| -> anyhow::Result<u32> {
         let rows = ids.len();
         let live = (0..(before + rows) as u32).collect();

@@ -103,16 +103,12 @@ impl CpuDevice {
     }
 }
 
-fn shape_error(op: &'static str, expected: impl std::fmt::Display, found: impl std::fmt::Display) -> OpError {
-    OpError::Shape { op, expected: expected.to_string(), found: found.to_string() }
-}
-
 fn same_shape(op: &'static str, x: &Tensor, y: &Tensor) -> Result<(), OpError> {
     if x.width == y.width && x.values.len() == y.values.len() {
         Ok(())
     } else {
         let of = |t: &Tensor| format!("[{}, {}]", t.rows(), t.width);
-        Err(shape_error(op, of(x), of(y)))
+        Err(OpError::shape(op, of(x), of(y)))
     }
 }
 
@@ -133,13 +129,21 @@ impl Device for CpuDevice {
         Weight::from_host(host)
     }
 
+    fn exact(&self, host: &HostTensor<'_>) -> Result<Weight, OpError> {
+        Weight::from_host(host)
+    }
+
+    fn bytes(&self, weight: &Weight) -> u64 {
+        size_of_val(weight.values.as_slice()) as u64
+    }
+
     fn states(&self, spec: &ModelSpec, slots: usize) -> Result<States, OpError> {
         Ok(States { slots: vec![SlotState::filled(spec, self.fresh()); slots] })
     }
 
     fn pages(&self, spec: &ModelSpec, pages: usize, page_tokens: usize) -> Result<Pages, OpError> {
         if page_tokens == 0 {
-            return Err(shape_error("pages", "at least one token a page", 0));
+            return Err(OpError::shape("pages", "at least one token a page", 0));
         }
         let tokens = pages * page_tokens;
         let layers = spec.layers.iter().map(|layer| match layer {
@@ -152,39 +156,52 @@ impl Device for CpuDevice {
         Ok(Pages { page_tokens, pages, layers: layers.collect() })
     }
 
-    fn reset_slot(&self, states: &mut States, slot: usize) {
-        for layer in &mut states.slots[slot].layers {
+    fn reset_slot(&self, states: &mut States, slot: usize) -> Result<(), OpError> {
+        for layer in &mut states.slot_mut("reset_slot", slot)?.layers {
             layer.state.fill(0.0);
             layer.tail.fill(0.0);
         }
+        Ok(())
     }
 
-    fn save_slot(&self, states: &States, slot: usize) -> SlotState {
-        states.slots[slot].clone()
+    fn save_slot(&self, states: &States, slot: usize) -> Result<SlotState, OpError> {
+        states.slot("save_slot", slot).cloned()
     }
 
-    fn load_slot(&self, states: &mut States, slot: usize, saved: &SlotState) {
-        for (layer, saved) in states.slots[slot].layers.iter_mut().zip(&saved.layers) {
+    fn load_slot(&self, states: &mut States, slot: usize, saved: &SlotState) -> Result<(), OpError> {
+        for (layer, saved) in states.slot_mut("load_slot", slot)?.layers.iter_mut().zip(&saved.layers) {
             layer.state.copy_from_slice(&saved.state);
             layer.tail.copy_from_slice(&saved.tail);
         }
+        Ok(())
     }
 
-    fn copy_page(&self, pages: &mut Pages, from: usize, to: usize) {
+    fn copy_page(&self, pages: &mut Pages, from: usize, to: usize) -> Result<(), OpError> {
         let count = pages.pages;
+        if let Some(page) = [from, to].into_iter().find(|&page| page >= count) {
+            return Err(OpError::shape("copy_page", format!("a page below {count}"), page));
+        }
         for layer in pages.layers.iter_mut().flatten() {
             for values in [&mut layer.key, &mut layer.value] {
                 let size = values.len() / count;
                 values.copy_within(from * size..(from + 1) * size, to * size);
             }
         }
+        Ok(())
     }
 
-    fn slot_state(&self, states: &States, slot: usize, layer: usize) -> Vec<f32> {
-        states.slots[slot].layers[layer].state.clone()
+    fn slot_state(&self, states: &States, slot: usize, layer: usize) -> Result<Vec<f32>, OpError> {
+        let layer = states.slot("slot_state", slot)?.layers.get(layer);
+        Ok(layer.map_or_else(Vec::new, |layer| layer.state.clone()))
     }
 
-    fn import(&self, layer: usize, spec: &ModelSpec, host: HostLayer) -> Result<LayerParts, OpError> {
+    fn import(
+        &self,
+        layer: usize,
+        spec: &ModelSpec,
+        _: &mut Pages,
+        host: HostLayer,
+    ) -> Result<LayerParts, OpError> {
         LayerParts::from_host(layer, spec, host)
     }
 
@@ -196,17 +213,17 @@ impl Device for CpuDevice {
         memory::export(request)
     }
 
-    fn tensor(&self, values: &[f32], width: usize) -> Tensor {
-        Tensor { values: values.to_vec(), width }
+    fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor, OpError> {
+        Ok(Tensor { values: values.to_vec(), width })
     }
 
-    fn to_host(&self, tensor: &Tensor) -> Vec<f32> {
-        tensor.values.clone()
+    fn to_host(&self, tensor: &Tensor) -> Result<Vec<f32>, OpError> {
+        Ok(tensor.values.clone())
     }
 
     fn embed(&self, table: &Weight, ids: &[u32]) -> Result<Tensor, OpError> {
         if let Some(id) = ids.iter().find(|&&id| id as usize >= table.rows) {
-            return Err(shape_error("embed", format!("ids below {}", table.rows), id));
+            return Err(OpError::shape("embed", format!("ids below {}", table.rows), id));
         }
         let mut values = self.output(ids.len() * table.columns);
         for (row, &id) in values.chunks_exact_mut(table.columns).zip(ids) {
@@ -220,7 +237,7 @@ impl Device for CpuDevice {
     fn linear(&self, x: &Tensor, weight: &Weight) -> Result<Tensor, OpError> {
         let (rows, inner, columns) = (x.rows(), weight.columns, weight.rows);
         if x.width != inner {
-            return Err(shape_error("linear", format!("rows of {inner}"), x.width));
+            return Err(OpError::shape("linear", format!("rows of {inner}"), x.width));
         }
         let mut values = self.output(rows * columns);
         let work = rows * inner * columns;
@@ -267,6 +284,10 @@ impl Device for CpuDevice {
         Ok(Tensor { values, width: columns })
     }
 
+    fn scores(&self, x: &Tensor, weight: &Weight) -> Result<Vec<f32>, OpError> {
+        Ok(self.linear(x, weight)?.values)
+    }
+
     fn rms_norm(
         &self,
         x: &Tensor,
@@ -311,7 +332,7 @@ impl Device for CpuDevice {
 
     fn swiglu(&self, x: &Tensor) -> Result<Tensor, OpError> {
         if !x.width.is_multiple_of(2) {
-            return Err(shape_error("swiglu", "an even width", x.width));
+            return Err(OpError::shape("swiglu", "an even width", x.width));
         }
         let width = x.width / 2;
         let mut values = self.output(x.rows() * width);
@@ -327,7 +348,7 @@ impl Device for CpuDevice {
 
     fn select(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, OpError> {
         if let Some(row) = rows.iter().find(|&&row| row >= x.rows()) {
-            return Err(shape_error("select", format!("rows below {}", x.rows()), row));
+            return Err(OpError::shape("select", format!("rows below {}", x.rows()), row));
         }
         Ok(Tensor { values: rows.iter().flat_map(|&row| x.row(row)).copied().collect(), width: x.width })
     }
@@ -361,7 +382,7 @@ impl CpuDevice {
         eps: f32,
     ) -> Result<Tensor, OpError> {
         if width == 0 || weight.values.len() != width || !x.width.is_multiple_of(width) {
-            return Err(shape_error(
+            return Err(OpError::shape(
                 op,
                 format!("groups of {width}"),
                 format!("{} of {}", x.width, weight.values.len()),

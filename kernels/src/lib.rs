@@ -6,6 +6,7 @@
 //!
 //! Never: knows a request, a network, a cluster, a file.
 
+pub mod check;
 pub mod cpu;
 pub mod op;
 pub mod plan;

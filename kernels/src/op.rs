@@ -46,12 +46,27 @@ pub enum OpError {
         /// Bytes there.
         free: u64,
     },
+    /// The device failed: a call of its driver, or a kernel.
+    #[error("the device failed in {op}")]
+    Device {
+        /// The op.
+        op: &'static str,
+        /// What the device says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// There is no such device in this process or on this machine.
     #[error("no device: {reason}")]
     NoDevice {
         /// Why.
         reason: String,
     },
+}
+
+impl OpError {
+    /// Something does not fit.
+    pub fn shape(op: &'static str, expected: impl std::fmt::Display, found: impl std::fmt::Display) -> Self {
+        Self::Shape { op, expected: expected.to_string(), found: found.to_string() }
+    }
 }
 
 /// A matrix or vector of a checkpoint, in host memory as it was stored.
@@ -171,27 +186,42 @@ pub trait Device: Send + Sync + 'static {
 
     // --- memory ---
 
-    /// Takes a weight over. Matrices of any dtype become the compute dtype; `[n]` vectors stay fp32.
+    /// Takes over a matrix of products or a table of embeddings; any stored dtype becomes the compute dtype.
     fn weight(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;
+    /// Takes over what stays fp32 on every device: norms, gates, taps, tables of angles.
+    fn exact(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;
+    /// Bytes that a weight takes on the device.
+    fn bytes(&self, weight: &Self::Weight) -> u64;
     /// A pool of `slots` state slots.
     fn states(&self, spec: &ModelSpec, slots: usize) -> Result<Self::States, OpError>;
     /// A pool of `pages` pages of `page_tokens` tokens.
     fn pages(&self, spec: &ModelSpec, pages: usize, page_tokens: usize) -> Result<Self::Pages, OpError>;
     /// Sets a slot's states and tails to zero.
-    fn reset_slot(&self, states: &mut Self::States, slot: usize);
+    fn reset_slot(&self, states: &mut Self::States, slot: usize) -> Result<(), OpError>;
     /// Copies a slot out of the pool.
-    fn save_slot(&self, states: &Self::States, slot: usize) -> Self::SlotState;
+    fn save_slot(&self, states: &Self::States, slot: usize) -> Result<Self::SlotState, OpError>;
     /// Sets a slot from a copy.
-    fn load_slot(&self, states: &mut Self::States, slot: usize, saved: &Self::SlotState);
+    fn load_slot(
+        &self,
+        states: &mut Self::States,
+        slot: usize,
+        saved: &Self::SlotState,
+    ) -> Result<(), OpError>;
     /// Copies page `from` onto page `to`, all layers.
-    fn copy_page(&self, pages: &mut Self::Pages, from: usize, to: usize);
-    /// The states of one layer of a slot, `[heads, key, value]`, for tests and snapshots in host form.
-    fn slot_state(&self, states: &Self::States, slot: usize, layer: usize) -> Vec<f32>;
+    fn copy_page(&self, pages: &mut Self::Pages, from: usize, to: usize) -> Result<(), OpError>;
+    /// The states of one layer of a slot, `[heads, key, value]`, for tests.
+    fn slot_state(&self, states: &Self::States, slot: usize, layer: usize) -> Result<Vec<f32>, OpError>;
 
     // --- tuples ---
 
-    /// Takes one layer of a tuple over.
-    fn import(&self, layer: usize, spec: &ModelSpec, host: HostLayer) -> Result<Self::LayerParts, OpError>;
+    /// Takes one layer of a tuple over, for use with `pages`: a device may keep the KV of bodies beside them.
+    fn import(
+        &self,
+        layer: usize,
+        spec: &ModelSpec,
+        pages: &mut Self::Pages,
+        host: HostLayer,
+    ) -> Result<Self::LayerParts, OpError>;
     /// An empty recording: `T = I`, `S_body = 0` for every linear layer.
     fn recording(&self, spec: &ModelSpec) -> Result<Self::Recording, OpError>;
     /// One layer of a finished build: what was recorded, the slot's tail, and the body's KV, which are the
@@ -203,13 +233,15 @@ pub trait Device: Send + Sync + 'static {
     // --- rows ---
 
     /// Rows from host values `[rows, width]`.
-    fn tensor(&self, values: &[f32], width: usize) -> Self::Tensor;
-    /// Rows to host values.
-    fn to_host(&self, tensor: &Self::Tensor) -> Vec<f32>;
+    fn tensor(&self, values: &[f32], width: usize) -> Result<Self::Tensor, OpError>;
+    /// Rows to host values; waits for the device.
+    fn to_host(&self, tensor: &Self::Tensor) -> Result<Vec<f32>, OpError>;
     /// `table[ids]`, `[rows, hidden]`.
     fn embed(&self, table: &Self::Weight, ids: &[u32]) -> Result<Self::Tensor, OpError>;
     /// `x W^T`, `[rows, out]`.
     fn linear(&self, x: &Self::Tensor, weight: &Self::Weight) -> Result<Self::Tensor, OpError>;
+    /// `x W^T` on the host, never rounded below fp32: scores to choose tokens by. Waits for the device.
+    fn scores(&self, x: &Self::Tensor, weight: &Self::Weight) -> Result<Vec<f32>, OpError>;
     /// RMS norm over groups of `width` values: the whole row, or each head.
     fn rms_norm(
         &self,

@@ -188,8 +188,7 @@ fn load(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Result<Loade
         queue: config.memory.queue,
         page_tokens: 32,
         memory: Bytes(config.memory.engine_bytes),
-        // The CPU device computes in fp32.
-        weights: Bytes(4 * loaded.values),
+        weights: Bytes(loaded.bytes),
         snapshots: Bytes(config.memory.engine_bytes / SNAPSHOTS),
         ablation: hypic_compose::Ablation::None,
     };

@@ -88,12 +88,67 @@ KERNEL(256, attention_merge)(const float* __restrict__ partial_out, const float*
 }
 REGISTER(attention_merge)
 
-// Keys and values of live rows into their pages. k, v [rows, kv heads, D]; places [rows]. One block per row and head.
-KERNEL(64, store_kv)(const bf16* __restrict__ k, const bf16* __restrict__ v, const uint32_t* __restrict__ places, bf16* __restrict__ key,
-                     bf16* __restrict__ value, int width, int page_tokens) {
-  const size_t from = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * width, to = ((size_t)places[blockIdx.x] + blockIdx.y * page_tokens) * width;
-  const bool keys = threadIdx.x < 32;
-  const int chunk = threadIdx.x & 31;
-  if (chunk < width / 8) ((uint4*)((keys ? key : value) + to))[chunk] = ((const uint4*)((keys ? k : v) + from))[chunk];
+// Between rows k, v [rows, kv heads] of `units` times 16 bytes and their places in the pages. places [rows]. One block per row and head.
+DEV void move_kv(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens, bool store) {
+  const size_t row = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * units, place = ((size_t)places[blockIdx.x] + blockIdx.y * page_tokens) * units;
+  uint4* const rows = (uint4*)(threadIdx.x < 32 ? k : v) + row;
+  uint4* const pages = (uint4*)(threadIdx.x < 32 ? key : value) + place;
+  for (int i = threadIdx.x & 31; i < units; i += 32) {
+    if (store) pages[i] = rows[i];
+    else rows[i] = pages[i];
+  }
+}
+KERNEL(64, store_kv)(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens) {
+  move_kv(k, v, places, key, value, units, page_tokens, true);
 }
 REGISTER(store_kv)
+KERNEL(64, load_kv)(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens) {
+  move_kv(k, v, places, key, value, units, page_tokens, false);
+}
+REGISTER(load_kv)
+
+// Attention in fp32, the plain form: one block per row and head, one thread per token of a tile, then one for every 64th channel.
+// lists [rows]: where a row's tokens begin in the table. Everything else as in AttentionStep.
+KERNEL(64, attention_f32)(const float* __restrict__ q, const float* __restrict__ key, const float* __restrict__ value,
+                          const uint32_t* __restrict__ lists, const Token* __restrict__ table, const uint32_t* __restrict__ positions,
+                          const uint32_t* __restrict__ seen, const float* __restrict__ rope, float* __restrict__ out, float scale, int heads,
+                          int kv_heads, int page_tokens, int width, int rotary) {
+  SHARED float query[256], weights[TOKENS];
+  SHARED size_t places[TOKENS];
+  const size_t row = (size_t)blockIdx.x * heads + blockIdx.y;
+  const int half = rotary / 2, thread = threadIdx.x, head = blockIdx.y / (heads / kv_heads), most = (int)seen[blockIdx.x];
+  auto rotated = [&](const float* x, int i, uint32_t position) {
+    if (i >= rotary) return x[i];
+    const float* const angles = rope + (size_t)position * rotary;
+    return i < half ? x[i] * angles[i] - x[i + half] * angles[half + i] : x[i] * angles[i - half] + x[i - half] * angles[i];
+  };
+  for (int i = thread; i < width; i += TOKENS) query[i] = rotated(q + row * width, i, positions[blockIdx.x]) * scale;
+  float best = -INFINITY, sum = 0.f, channels[4] = {};
+  for (int first = 0; first < most; first += TOKENS) {
+    const int count = most - first < TOKENS ? most - first : TOKENS;
+    sync();  // the query is there, and the last tile has been read
+    if (thread < count) {
+      const Token token = table[lists[blockIdx.x] + first + thread];
+      places[thread] = ((size_t)token.place + head * page_tokens) * width;
+      float score = 0.f;
+      for (int i = 0; i < width; ++i) score += query[i] * rotated(key + places[thread], i, token.position);
+      weights[thread] = score;
+    }
+    sync();
+    float highest = best;
+    for (int t = 0; t < count; ++t) highest = fmaxf(highest, weights[t]);
+    const float kept = expf(best - highest);
+    best = highest;
+    sum *= kept;
+    for (int c = 0; c < 4; ++c) channels[c] *= kept;
+    for (int t = 0; t < count; ++t) {
+      const float weight = expf(weights[t] - best);
+      sum += weight;
+      for (int c = 0; c < 4; ++c)
+        if (thread + c * TOKENS < width) channels[c] += weight * value[places[t] + thread + c * TOKENS];
+    }
+  }
+  for (int c = 0; c < 4; ++c)
+    if (thread + c * TOKENS < width) out[row * width + thread + c * TOKENS] = channels[c] / sum;
+}
+REGISTER(attention_f32)

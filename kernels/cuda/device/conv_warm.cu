@@ -1,40 +1,65 @@
-// Short causal convolution + SiLU over packed rows; each sequence continues from a stored tail of raw inputs.
+// Short causal convolution and SiLU over packed rows, queries and keys of unit length behind it, and the tails it leaves.
+//
+// A span is rows of one sequence that follow each other; what stands to the left of its first row lies elsewhere: in the sequence's
+// tail, in the tail of a cached body, in other rows of the step, or nowhere (zeros). A table names these rows by address.
 #include "dev.cuh"
 
-constexpr int TAPS = 4, ROWS_PER_BLOCK = 64;
+constexpr int TAPS = 4;
 
-// One thread per channel, 64 rows of one sequence per block. x, y [rows, channels]; weight [channels, TAPS], oldest tap first;
-// tails [.., TAPS - 1, channels], oldest row first. tail_of names the tail of a sequence, or -1 for none (zeros).
-// next_tail [sequences, TAPS - 1, channels] takes the last raw inputs.
-KERNEL(128, conv_warm)(const bf16* __restrict__ x, const float* __restrict__ weight, const uint32_t* __restrict__ starts,
-                       const int32_t* __restrict__ tail_of, const bf16* __restrict__ tails, bf16* __restrict__ y,
-                       bf16* __restrict__ next_tail, int channels) {
-  const int channel = blockIdx.x * 128 + threadIdx.x, sequence = blockIdx.y;
-  const int first = (int)starts[sequence], length = (int)starts[sequence + 1] - first, t0 = blockIdx.z * ROWS_PER_BLOCK;
-  // The block of the first rows also writes the tail, so that an empty sequence hands its tail on.
-  if (channel >= channels || (t0 >= length && t0 > 0)) return;
-  const int tail = tail_of[sequence];
-  auto input = [&](int t) -> float {
-    if (t >= 0) return f32(x[(size_t)(first + t) * channels + channel]);
-    return tail < 0 ? 0.f : f32(tails[((size_t)tail * (TAPS - 1) + (TAPS - 1 + t)) * channels + channel]);
-  };
-  float w[TAPS], window[TAPS];
-#pragma unroll
-  for (int i = 0; i < TAPS; ++i) w[i] = weight[(size_t)channel * TAPS + i];
-#pragma unroll
-  for (int i = 1; i < TAPS; ++i) window[i] = input(t0 - TAPS + i);
-  const int end = t0 + ROWS_PER_BLOCK < length ? t0 + ROWS_PER_BLOCK : length;
-  for (int t = t0; t < end; ++t) {
-    float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i + 1 < TAPS; ++i) window[i] = window[i + 1];
-    window[TAPS - 1] = input(t);
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) sum += w[i] * window[i];
-    store(y[(size_t)(first + t) * channels + channel], silu(sum));
+// x [rows, channels]: raw queries, keys, values. taps [channels, TAPS], oldest first. span_of [rows];
+// first_of [spans]; left [spans, TAPS - 1]: addresses of rows of `channels` values, oldest first, 0 for zeros.
+// q, k [rows, key heads, width], v [rows, heads, width]. One block per row and head.
+template <class E>
+DEV void conv_warm(const E* __restrict__ x, const float* __restrict__ taps, const uint32_t* __restrict__ span_of,
+                   const uint32_t* __restrict__ first_of, const uint64_t* __restrict__ left, E* __restrict__ q, E* __restrict__ k,
+                   E* __restrict__ v, int key_heads, int heads, int width) {
+  SHARED float part[4];
+  const int row = blockIdx.x, head = blockIdx.y, channels = (2 * key_heads + heads) * width;
+  const int span = (int)span_of[row], place = row - (int)first_of[span], i = threadIdx.x, channel = head * width + i;
+  float y = 0.f;
+  if (i < width) {
+    for (int tap = 0; tap < TAPS; ++tap) {
+      const int before = TAPS - 1 - tap;
+      const E* from = x + (size_t)(row - before) * channels;
+      if (place < before) from = (const E*)left[(size_t)span * (TAPS - 1) + place + tap];
+      y += from == nullptr ? 0.f : taps[(size_t)channel * TAPS + tap] * f32(from[channel]);
+    }
+    y = silu(y);
   }
-  if (t0 == 0)
-    for (int i = 0; i < TAPS - 1; ++i)
-      store(next_tail[((size_t)sequence * (TAPS - 1) + i) * channels + channel], input(length - (TAPS - 1) + i));
+  if (head < 2 * key_heads) {
+    const float scale = head < key_heads ? 1.f / sqrtf((float)width) : 1.f;
+    y *= scale / sqrtf(block_sum<128>(y * y, part) + 1e-6f);
+  }
+  if (i >= width) return;
+  if (head < key_heads) store(q[((size_t)row * key_heads + head) * width + i], y);
+  else if (head < 2 * key_heads) store(k[((size_t)row * key_heads + head - key_heads) * width + i], y);
+  else store(v[((size_t)row * heads + head - 2 * key_heads) * width + i], y);
 }
-REGISTER(conv_warm)
+
+// The last raw inputs of each sequence into its tail: tails + places[sequence] takes the TAPS - 1 rows at `sources`, oldest first, 0
+// for zeros. A row may come from the same tail. One thread per channel.
+template <class E>
+DEV void write_tails(const uint64_t* __restrict__ sources, const uint64_t* __restrict__ places, E* tails, int channels) {
+  const int channel = blockIdx.x * 128 + threadIdx.x;
+  if (channel >= channels) return;
+  float values[TAPS - 1];
+#pragma unroll
+  for (int i = 0; i < TAPS - 1; ++i) {
+    const E* from = (const E*)sources[(size_t)blockIdx.y * (TAPS - 1) + i];
+    values[i] = from == nullptr ? 0.f : f32(from[channel]);
+  }
+#pragma unroll
+  for (int i = 0; i < TAPS - 1; ++i) store(tails[places[blockIdx.y] + (size_t)i * channels + channel], values[i]);
+}
+
+#define CONV_WARM(E, suffix)                                                                                                         \
+  KERNEL(128, conv_warm_##suffix)(const E* x, const float* taps, const uint32_t* span_of, const uint32_t* first_of,                  \
+                                  const uint64_t* left, E* q, E* k, E* v, int key_heads, int heads, int width) {                     \
+    conv_warm(x, taps, span_of, first_of, left, q, k, v, key_heads, heads, width);                                                   \
+  }                                                                                                                                  \
+  REGISTER(conv_warm_##suffix)                                                                                                       \
+  KERNEL(128, write_tails_##suffix)(const uint64_t* sources, const uint64_t* places, E* tails, int channels) {                       \
+    write_tails(sources, places, tails, channels);                                                                                   \
+  }                                                                                                                                  \
+  REGISTER(write_tails_##suffix)
+FOR_EACH_FLOAT(CONV_WARM)

@@ -50,6 +50,9 @@ DEV uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 #include "fiber.hpp"
 #endif
 
+// Kernels on rows exist for both formats of activations: KERNELS(type, suffix) once for each.
+#define FOR_EACH_FLOAT(KERNELS) KERNELS(bf16, bf16) KERNELS(float, f32)
+
 DEV float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 DEV float silu(float x) { return x / (1.f + expf(-x)); }
 

@@ -9,6 +9,7 @@
 #include "lightning.cu"
 #include "norm.cu"
 #include "pack.cu"
+#include "product.cu"
 #include "rotate.cu"
 #include "rows.cu"
 #include "fiber_check.hpp"

@@ -1,28 +1,54 @@
-// Norms and gates of a linear-attention layer. One block of 128 threads per row.
+// Norms and gates. Weights are fp32, rows bf16 or fp32.
 #include "dev.cuh"
 
-// y = x / rms(x) * (offset + w), offset 1 for zero-centred weights. x, y [rows, width].
-KERNEL(128, rms_norm)(const bf16* __restrict__ x, const bf16* __restrict__ w, bf16* __restrict__ y, int width, float offset, float eps) {
-  SHARED float part[4];
-  const bf16* row = x + (size_t)blockIdx.x * width;
-  float squares = 0.f;
-  for (int i = threadIdx.x; i < width; i += 128) squares += f32(row[i]) * f32(row[i]);
-  const float scale = 1.f / sqrtf(block_sum<128>(squares, part) / width + eps);
-  for (int i = threadIdx.x; i < width; i += 128) store(y[(size_t)blockIdx.x * width + i], f32(row[i]) * scale * (offset + f32(w[i])));
-}
-REGISTER(rms_norm)
-
-// y = x / rms(x) * w * silu(z) over each head. x fp32 [rows, width], z, y [rows, width].
-KERNEL(128, gated_norm)(const float* __restrict__ x, const bf16* __restrict__ z, const bf16* __restrict__ w, bf16* __restrict__ y, int width,
-                        float eps) {
+// y = x / rms(x) * (offset + w), offset 1 for zero-centred weights. x, y [rows, width]; one block per row.
+template <class E> DEV void rms_norm(const E* __restrict__ x, const float* __restrict__ w, E* __restrict__ y, int width, float offset, float eps) {
   SHARED float part[4];
   const size_t row = (size_t)blockIdx.x * width;
   float squares = 0.f;
-  for (int i = threadIdx.x; i < width; i += 128) squares += x[row + i] * x[row + i];
+  for (int i = threadIdx.x; i < width; i += 128) squares += f32(x[row + i]) * f32(x[row + i]);
   const float scale = 1.f / sqrtf(block_sum<128>(squares, part) / width + eps);
-  for (int i = threadIdx.x; i < width; i += 128) store(y[row + i], x[row + i] * scale * f32(w[i]) * silu(f32(z[row + i])));
+  for (int i = threadIdx.x; i < width; i += 128) store(y[row + i], f32(x[row + i]) * scale * (offset + w[i]));
 }
-REGISTER(gated_norm)
+
+// y = x / rms(x) * w * silu(z) over each head. x, z, y [rows, width].
+template <class E>
+DEV void gated_norm(const E* __restrict__ x, const E* __restrict__ z, const float* __restrict__ w, E* __restrict__ y, int width, float eps) {
+  SHARED float part[4];
+  const size_t row = (size_t)blockIdx.x * width;
+  float squares = 0.f;
+  for (int i = threadIdx.x; i < width; i += 128) squares += f32(x[row + i]) * f32(x[row + i]);
+  const float scale = 1.f / sqrtf(block_sum<128>(squares, part) / width + eps);
+  for (int i = threadIdx.x; i < width; i += 128) store(y[row + i], f32(x[row + i]) * scale * w[i] * silu(f32(z[row + i])));
+}
+
+// gate = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b). a, b, gate, beta [count] = [rows, heads]; a_log, dt_bias [heads].
+template <class E>
+DEV void gates(const E* __restrict__ a, const E* __restrict__ b, const float* __restrict__ a_log, const float* __restrict__ dt_bias,
+               float* __restrict__ gate, float* __restrict__ beta, uint32_t count, int heads) {
+  const uint32_t i = blockIdx.x * 128 + threadIdx.x;
+  if (i >= count) return;
+  const int head = i % heads;
+  const float x = f32(a[i]) + dt_bias[head];
+  gate[i] = -expf(a_log[head]) * (x > 20.f ? x : log1pf(expf(x)));
+  beta[i] = sigmoid(f32(b[i]));
+}
+
+#define NORMS(E, suffix)                                                                                                             \
+  KERNEL(128, rms_norm_##suffix)(const E* x, const float* w, E* y, int width, float offset, float eps) {                             \
+    rms_norm(x, w, y, width, offset, eps);                                                                                           \
+  }                                                                                                                                  \
+  REGISTER(rms_norm_##suffix)                                                                                                        \
+  KERNEL(128, gated_norm_##suffix)(const E* x, const E* z, const float* w, E* y, int width, float eps) {                             \
+    gated_norm(x, z, w, y, width, eps);                                                                                              \
+  }                                                                                                                                  \
+  REGISTER(gated_norm_##suffix)                                                                                                      \
+  KERNEL(128, gates_##suffix)(const E* a, const E* b, const float* a_log, const float* dt_bias, float* gate, float* beta,            \
+                              uint32_t count, int heads) {                                                                           \
+    gates(a, b, a_log, dt_bias, gate, beta, count, heads);                                                                           \
+  }                                                                                                                                  \
+  REGISTER(gates_##suffix)
+FOR_EACH_FLOAT(NORMS)
 
 // y = x / |x| * scale over each head: queries and keys of the delta rule. x, y [rows, width].
 KERNEL(128, unit_norm)(const bf16* __restrict__ x, bf16* __restrict__ y, int width, float scale, float eps) {
@@ -35,14 +61,12 @@ KERNEL(128, unit_norm)(const bf16* __restrict__ x, bf16* __restrict__ y, int wid
 }
 REGISTER(unit_norm)
 
-// gate = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b). a, b, gate, beta [count] = [rows, heads]; a_log, dt_bias [heads].
-KERNEL(128, gates)(const bf16* __restrict__ a, const bf16* __restrict__ b, const float* __restrict__ a_log, const float* __restrict__ dt_bias,
-                   float* __restrict__ gate, float* __restrict__ beta, uint32_t count, int heads) {
-  const uint32_t i = blockIdx.x * 128 + threadIdx.x;
-  if (i >= count) return;
-  const int head = i % heads;
-  const float x = f32(a[i]) + dt_bias[head];
-  gate[i] = -expf(a_log[head]) * (x > 20.f ? x : log1pf(expf(x)));
-  beta[i] = sigmoid(f32(b[i]));
+// bound [heads] += the sum of gate [rows, heads] over rows [first, end): the logarithm of the gate-only bound on T. One block per head.
+KERNEL(128, add_gates)(const float* __restrict__ gate, float* bound, int first, int end, int heads) {
+  SHARED float part[4];
+  float sum = 0.f;
+  for (int row = first + threadIdx.x; row < end; row += 128) sum += gate[(size_t)row * heads + blockIdx.x];
+  sum = block_sum<128>(sum, part);
+  if (threadIdx.x == 0) bound[blockIdx.x] += sum;
 }
-REGISTER(gates)
+REGISTER(add_gates)

@@ -49,6 +49,12 @@ TILES(64, float, 64_f32)
 TILES(128, f16, 128_f16)
 TILES(128, float, 128_f32)
 
+// An identity on a T of zeros [heads, width, width], one block per head.
+KERNEL(128, identity)(float* transition, int width) {
+  if ((int)threadIdx.x < width) transition[((size_t)blockIdx.x * width + threadIdx.x) * width + threadIdx.x] = 1.f;
+}
+REGISTER(identity)
+
 // Eight-bit rows: one fp32 scale, then `width` codes. One warp per row.
 struct Int8 { static constexpr float LARGEST = 127.f; };
 struct Fp8 { static constexpr float LARGEST = 448.f; };

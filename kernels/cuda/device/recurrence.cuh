@@ -10,11 +10,11 @@
 
 constexpr int STAGED = 16;  // tokens whose k, q and decays lie in shared memory at once
 
-template <int D, bool VECTOR_GATE, bool DELTA>
-DEV void recurrence(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v, const float* __restrict__ gate,
+template <int D, bool VECTOR_GATE, bool DELTA, class In, class Out>
+DEV void recurrence(const In* __restrict__ q, const In* __restrict__ k, const In* __restrict__ v, const float* __restrict__ gate,
                     const float* __restrict__ beta, const uint32_t* __restrict__ starts, const uint32_t* __restrict__ from,
                     const uint8_t* __restrict__ fresh, const uint8_t* __restrict__ live, float* running, float* body, float* transition,
-                    float* __restrict__ out, int heads, int key_heads) {
+                    Out* __restrict__ out, int heads, int key_heads) {
   // Decays as e^g - 1: e^g of a slow head rounds the same way at every token, which after a thousand of them is 3e-5.
   SHARED float keys[STAGED][D], queries[STAGED][D], decays[STAGED][VECTOR_GATE ? D : 1], betas[STAGED];
   const int part = blockIdx.x, sequence = blockIdx.y / heads, head = blockIdx.y % heads, key_head = head / (heads / key_heads);
@@ -57,18 +57,20 @@ DEV void recurrence(const bf16* __restrict__ q, const bf16* __restrict__ k, cons
         o += queries[t][2 * i + odd] * x[i];
       }
       o += shuffle_xor(o, 1);
-      if (part == 0 && !odd) out[at] = o;
+      if (part == 0 && !odd) store(out[at], o);
     }
   }
 #pragma unroll
   for (int i = 0; i < D / 2; ++i) state[(size_t)(2 * i + odd) * D] = x[i];
 }
 
-#define RECURRENCE(name, D, VECTOR_GATE, DELTA)                                                                                     \
-  KERNEL(2 * D, name)(const bf16* q, const bf16* k, const bf16* v, const float* gate, const float* beta, const uint32_t* starts,       \
+// In: format of queries, keys and values. Out: of outputs.
+#define RECURRENCE_AS(name, D, VECTOR_GATE, DELTA, In, Out)                                                                         \
+  KERNEL(2 * D, name)(const In* q, const In* k, const In* v, const float* gate, const float* beta, const uint32_t* starts,          \
                   const uint32_t* from, const uint8_t* fresh, const uint8_t* live, float* running, float* body, float* transition, \
-                  float* out, int heads, int key_heads) {                                                                          \
+                  Out* out, int heads, int key_heads) {                                                                            \
     recurrence<D, VECTOR_GATE, DELTA>(q, k, v, gate, beta, starts, from, fresh, live, running, body, transition, out, heads,        \
                                       key_heads);                                                                                  \
   }                                                                                                                                \
   REGISTER(name)
+#define RECURRENCE(name, D, VECTOR_GATE, DELTA) RECURRENCE_AS(name, D, VECTOR_GATE, DELTA, bf16, float)

@@ -24,11 +24,11 @@ template <int HALF> DEV void sum_values(float (&value)[16], int lane) {
   if constexpr (HALF > 1) sum_values<HALF / 2>(value, lane);
 }
 
-template <int D, bool VECTOR_GATE, bool DELTA>
+template <int D, bool VECTOR_GATE, bool DELTA, class Out>
 DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v, const float* __restrict__ gate,
                            const float* __restrict__ beta, const uint32_t* __restrict__ starts, const uint32_t* __restrict__ from,
                            const uint8_t* __restrict__ fresh, const uint8_t* __restrict__ live, float* running, float* body,
-                           float* transition, float* __restrict__ out, int heads, int key_heads) {
+                           float* transition, Out* __restrict__ out, int heads, int key_heads) {
   constexpr int N = CHUNK_ROWS, THREADS = 2 * D, CHANNELS = VECTOR_GATE ? D : 4, MAP_ROW = 24, ROW = D + 4;
   // G in units of log2, and decays; then fp16 tiles of the products. With a scalar gate these are K and Q themselves, and decays act on
   // what comes of them; else e^G K, e^G Q and e^{G_last - G} K, and A and P are made from fp32 rows, four floats of padding apart. Map
@@ -262,7 +262,7 @@ DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ 
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int t = 8 * n + c2 + (e & 1);
-          if (t < count) out[((t0 + t) * (size_t)heads + head) * D + 16 * warp + g + 8 * (e >> 1)] = o[n][e];
+          if (t < count) store(out[((t0 + t) * (size_t)heads + head) * D + 16 * warp + g + 8 * (e >> 1)], o[n][e]);
         }
     }
     if constexpr (!VECTOR_GATE) {
@@ -288,11 +288,12 @@ DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ 
     for (int e = 0; e < 4; ++e) end_state[(8 * j + (e & 1)) * D + 8 * (e >> 1)] = x[j][e];
 }
 
-#define RECURRENCE_CHUNKS(name, D, VECTOR_GATE, DELTA)                                                                              \
+#define RECURRENCE_CHUNKS_AS(name, D, VECTOR_GATE, DELTA, Out)                                                                      \
   KERNEL_PAIRED(2 * D, name)(const bf16* q, const bf16* k, const bf16* v, const float* gate, const float* beta, const uint32_t* starts,       \
                   const uint32_t* from, const uint8_t* fresh, const uint8_t* live, float* running, float* body, float* transition, \
-                  float* out, int heads, int key_heads) {                                                                          \
+                  Out* out, int heads, int key_heads) {                                                                            \
     recurrence_chunks<D, VECTOR_GATE, DELTA>(q, k, v, gate, beta, starts, from, fresh, live, running, body, transition, out, heads, \
                                              key_heads);                                                                           \
   }                                                                                                                                \
   REGISTER(name)
+#define RECURRENCE_CHUNKS(name, D, VECTOR_GATE, DELTA) RECURRENCE_CHUNKS_AS(name, D, VECTOR_GATE, DELTA, float)

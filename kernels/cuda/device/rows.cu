@@ -1,36 +1,37 @@
 // Element-wise work on packed rows, and the choice of experts.
 #include "dev.cuh"
 
-// y [rows, width] = table[ids]. Also selects rows of activations. One block per row, 16 bytes per thread and pass.
-KERNEL(128, gather_rows)(const bf16* __restrict__ table, const uint32_t* __restrict__ ids, bf16* __restrict__ y, int width) {
-  const uint4* const from = (const uint4*)(table + (size_t)ids[blockIdx.x] * width);
-  uint4* const to = (uint4*)(y + (size_t)blockIdx.x * width);
-  for (int i = threadIdx.x; i < width / 8; i += 128) to[i] = from[i];
+// y = table[ids], rows of `units` times 16 bytes, of an embedding or of activations. One block per row.
+KERNEL(128, gather_rows)(const uint8_t* __restrict__ table, const uint32_t* __restrict__ ids, uint8_t* __restrict__ y, int units) {
+  const uint4* const from = (const uint4*)table + (size_t)ids[blockIdx.x] * units;
+  uint4* const to = (uint4*)y + (size_t)blockIdx.x * units;
+  for (int i = threadIdx.x; i < units; i += 128) to[i] = from[i];
 }
 REGISTER(gather_rows)
 
-// x += y.
-KERNEL(128, add_rows)(bf16* x, const bf16* __restrict__ y, uint32_t count) {
-  const uint32_t i = blockIdx.x * 128 + threadIdx.x;
-  if (i < count) store(x[i], f32(x[i]) + f32(y[i]));
-}
-REGISTER(add_rows)
+// Element-wise: a fixed number of blocks passes over all elements.
+#define EACH(i, count) for (size_t i = blockIdx.x * 128 + threadIdx.x; i < (count); i += (size_t)gridDim.x * 128)
 
-// x *= sigmoid(gate).
-KERNEL(128, sigmoid_gate)(bf16* x, const bf16* __restrict__ gate, uint32_t count) {
-  const uint32_t i = blockIdx.x * 128 + threadIdx.x;
-  if (i < count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i])));
-}
-REGISTER(sigmoid_gate)
-
-// y [rows, width] = silu(x[.., :width]) * x[.., width:].
-KERNEL(128, swiglu)(const bf16* __restrict__ x, bf16* __restrict__ y, uint32_t count, int width) {
-  const uint32_t i = blockIdx.x * 128 + threadIdx.x;
-  if (i >= count) return;
-  const size_t from = (size_t)(i / width) * 2 * width + i % width;
-  store(y[i], silu(f32(x[from])) * f32(x[from + width]));
-}
-REGISTER(swiglu)
+#define ROW_KERNELS(E, suffix)                                                                                                            \
+  /* x += y. */                                                                                                                      \
+  KERNEL(128, add_rows_##suffix)(E* x, const E* __restrict__ y, uint32_t count) {                                                    \
+    EACH(i, count) store(x[i], f32(x[i]) + f32(y[i]));                                                                               \
+  }                                                                                                                                  \
+  REGISTER(add_rows_##suffix)                                                                                                        \
+  /* x *= sigmoid(gate). */                                                                                                          \
+  KERNEL(128, sigmoid_gate_##suffix)(E* x, const E* __restrict__ gate, uint32_t count) {                                             \
+    EACH(i, count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i])));                                                                   \
+  }                                                                                                                                  \
+  REGISTER(sigmoid_gate_##suffix)                                                                                                    \
+  /* y [rows, width] = silu(x[.., :width]) * x[.., width:]. */                                                                       \
+  KERNEL(128, swiglu_##suffix)(const E* __restrict__ x, E* __restrict__ y, uint32_t count, int width) {                              \
+    EACH(i, count) {                                                                                                                 \
+      const size_t from = i / width * 2 * width + i % width;                                                                         \
+      store(y[i], silu(f32(x[from])) * f32(x[from + width]));                                                                        \
+    }                                                                                                                                \
+  }                                                                                                                                  \
+  REGISTER(swiglu_##suffix)
+FOR_EACH_FLOAT(ROW_KERNELS)
 
 // The `most` experts of largest logits for each row, largest first, equal ones by number, with the softmax over all experts as weights,
 // made to sum to 1 over the chosen if `renormalise`. One warp per row; logits [rows, experts], chosen and weights [rows, most].

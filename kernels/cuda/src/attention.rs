@@ -4,6 +4,7 @@ use hypic_domain::model::FullShape;
 use crate::choice::{AttentionForm, attention_form};
 use crate::contexts::{Contexts, MERGE_WORDS};
 use crate::launch::Launch;
+use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
 
 /// Threads and bytes of shared memory of a block: sizes of device/attention.cu and attention_hopper.cu.
@@ -11,17 +12,18 @@ fn block(form: AttentionForm, width: usize) -> (usize, usize) {
     match form {
         AttentionForm::Portable => (256, (128 + 4 * 64) * 2 * width),
         AttentionForm::Hopper => (512, (128 + 5 * 64) * 2 * width + 5 * 16),
+        AttentionForm::Plain => (64, 0),
     }
 }
 
 /// Attention of live rows over keys and values in pages, causal by global position (DESIGN §4, Used).
-pub struct Attention<'a> {
+pub struct Attention<'a, E: Float = bf16> {
     /// Queries before rotation, `[rows, heads, width]`.
-    pub q: &'a Buffer<bf16>,
+    pub q: &'a Buffer<E>,
     /// Keys before rotation, `[pages, kv heads, page tokens, width]`.
-    pub key: &'a Buffer<bf16>,
+    pub key: &'a Buffer<E>,
     /// Values, as the keys.
-    pub value: &'a Buffer<bf16>,
+    pub value: &'a Buffer<E>,
     /// What the rows attend to, and room for partial sums.
     pub contexts: &'a mut Contexts,
     /// `[positions, rotary]`: cosines of the `rotary / 2` angles of a position, then their sines, made in
@@ -30,22 +32,23 @@ pub struct Attention<'a> {
     /// Factor on scores, usually `width^-0.5`; above zero.
     pub scale: f32,
     /// Outputs, `[rows, heads, width]`.
-    pub out: &'a mut Buffer<bf16>,
+    pub out: &'a mut Buffer<E>,
 }
 
-/// Runs the attention in the form that [`attention_form`] names.
+/// Runs the attention in the form that [`attention_form`] names, and in the plain form on fp32.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when buffers do not fit the contexts, [`Error::CallDriver`] when a launch fails.
-pub fn attention(device: &Device, run: Attention<'_>) -> Result<()> {
-    attention_as(device, run, attention_form(device.capability()))
+pub fn attention<E: Float>(device: &Device, run: Attention<'_, E>) -> Result<()> {
+    let form = if E::NAME == f32::NAME { AttentionForm::Plain } else { attention_form(device.capability()) };
+    attention_as(device, run, form)
 }
 
 /// Runs the attention in a form of the caller's choice.
 ///
 /// # Errors
 /// As [`attention`], and [`Error::FindKernel`] for a form that the device does not have.
-pub fn attention_as(device: &Device, run: Attention<'_>, form: AttentionForm) -> Result<()> {
+pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: AttentionForm) -> Result<()> {
     let Attention { q, key, value, contexts, rope, scale, out } = run;
     let FullShape { heads, kv_heads, key: width, rotary, .. } = contexts.shape;
     let size = contexts.rows * heads * width;
@@ -55,9 +58,14 @@ pub fn attention_as(device: &Device, run: Attention<'_>, form: AttentionForm) ->
     let angles = contexts.positions_end * rotary;
     Error::unless(rope.len() >= angles, "the angles", format!("at least {angles}"), rope.len())?;
     Error::unless(scale > 0.0, "the factor on scores", "above zero", scale)?;
+    let is_plain = E::NAME == f32::NAME;
+    Error::unless(is_plain == (form == AttentionForm::Plain), "the form", "plain for fp32 alone", E::NAME)?;
     let stem = match form {
         AttentionForm::Portable => "attention",
         AttentionForm::Hopper => "attention_hopper",
+        AttentionForm::Plain => {
+            return attention_plain(device, (q, key, value), contexts, (rope, scale), out);
+        }
     };
     let (threads, shared) = block(form, width);
     Launch::new(device, format!("{stem}_{width}"), [contexts.jobs, kv_heads, 1], threads)
@@ -93,31 +101,100 @@ pub fn attention_as(device: &Device, run: Attention<'_>, form: AttentionForm) ->
         .run()
 }
 
+/// Attention by plain loops. Contexts are not cut into jobs here.
+fn attention_plain<E: Float>(
+    device: &Device,
+    (q, key, value): (&Buffer<E>, &Buffer<E>, &Buffer<E>),
+    contexts: &Contexts,
+    (rope, scale): (&Buffer<f32>, f32),
+    out: &mut Buffer<E>,
+) -> Result<()> {
+    let FullShape { heads, kv_heads, key: width, rotary, .. } = contexts.shape;
+    Launch::new(device, "attention_f32", [contexts.rows, heads, 1], 64)
+        .read(q)
+        .read(key)
+        .read(value)
+        .read(&contexts.row_lists)
+        .read(&contexts.tokens)
+        .read(&contexts.positions)
+        .read(&contexts.seen)
+        .read(rope)
+        .write(out)
+        .float(scale)
+        .int(heads)
+        .int(kv_heads)
+        .int(contexts.page_tokens)
+        .int(width)
+        .int(rotary)
+        .run()
+}
+
 /// Writes keys (before rotation) and values of the contexts' live rows, `[rows, kv heads, width]`, to the
 /// slots of their tokens. [`attention`] over the same contexts then finds them there.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when buffers do not fit the contexts, [`Error::CallDriver`] when the launch fails.
-pub fn store_kv(
+pub fn store_kv<E: Float>(
     device: &Device,
-    rows: [&Buffer<bf16>; 2],
+    rows: [&Buffer<E>; 2],
     contexts: &Contexts,
-    key: &mut Buffer<bf16>,
-    value: &mut Buffer<bf16>,
+    key: &mut Buffer<E>,
+    value: &mut Buffer<E>,
 ) -> Result<()> {
-    let FullShape { kv_heads, key: width, .. } = contexts.shape;
-    let size = contexts.rows * kv_heads * width;
-    for row in rows {
-        Error::unless(row.len() == size, "keys and values of the rows", size, row.len())?;
-    }
     contexts.check_pages([key, value])?;
-    Launch::new(device, "store_kv", [contexts.rows, kv_heads, 1], 64)
-        .read(rows[0])
-        .read(rows[1])
-        .read(&contexts.row_places)
-        .write(key)
-        .write(value)
-        .int(width)
-        .int(contexts.page_tokens)
-        .run()
+    let moved = KvRows {
+        kv_heads: contexts.shape.kv_heads,
+        width: contexts.shape.key,
+        page_tokens: contexts.page_tokens,
+        places: &contexts.row_places,
+    };
+    moved.store(device, rows, [key, value])
+}
+
+/// Rows of keys and values, `[rows, kv heads, width]`, and where they lie in pages.
+pub(crate) struct KvRows<'a> {
+    pub(crate) kv_heads: usize,
+    pub(crate) width: usize,
+    pub(crate) page_tokens: usize,
+    /// For each row `page * kv heads * page tokens + place in the page`; inside of the pages.
+    pub(crate) places: &'a Buffer<u32>,
+}
+
+impl KvRows<'_> {
+    fn check<E: Float>(&self, rows: [&Buffer<E>; 2]) -> Result<()> {
+        let size = self.places.len() * self.kv_heads * self.width;
+        for row in rows {
+            Error::unless(row.len() == size, "keys and values of the rows", size, row.len())?;
+        }
+        let bytes = self.width * size_of::<E>();
+        Error::unless(bytes.is_multiple_of(16), "bytes of a key", "a multiple of 16", bytes)
+    }
+
+    /// Into the pages.
+    pub(crate) fn store<E: Float>(
+        &self,
+        device: &Device,
+        rows: [&Buffer<E>; 2],
+        [key, value]: [&mut Buffer<E>; 2],
+    ) -> Result<()> {
+        self.check(rows)?;
+        let launch = Launch::new(device, "store_kv", [self.places.len(), self.kv_heads, 1], 64);
+        self.run::<E>(launch.read(rows[0]).read(rows[1]).read(self.places).write(key).write(value))
+    }
+
+    /// Out of the pages.
+    pub(crate) fn load<E: Float>(
+        &self,
+        device: &Device,
+        [k, v]: [&mut Buffer<E>; 2],
+        pages: [&Buffer<E>; 2],
+    ) -> Result<()> {
+        self.check([k, v])?;
+        let launch = Launch::new(device, "load_kv", [self.places.len(), self.kv_heads, 1], 64);
+        self.run::<E>(launch.write(k).write(v).read(self.places).read(pages[0]).read(pages[1]))
+    }
+
+    fn run<E: Float>(&self, launch: Launch<'_>) -> Result<()> {
+        launch.int(self.width * size_of::<E>() / 16).int(self.page_tokens).run()
+    }
 }

@@ -35,9 +35,11 @@ pub enum AttentionForm {
     Portable,
     /// wgmma, for sm_90a.
     Hopper,
+    /// Plain loops, for fp32.
+    Plain,
 }
 
-/// The form of attention on a device of this compute capability.
+/// The form of attention of bf16 on a device of this compute capability.
 pub fn attention_form(capability: Option<(i32, i32)>) -> AttentionForm {
     if capability == Some((9, 0)) { AttentionForm::Hopper } else { AttentionForm::Portable }
 }

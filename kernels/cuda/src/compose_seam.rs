@@ -89,6 +89,8 @@ pub(crate) fn compose_seam_as(device: &Device, layer: ComposeSeam<'_>, form: Com
                 .read(rows.gate);
             let launch = if has_delta(rows.family) { launch.read(rows.beta) } else { launch.unused() };
             launch
+                .unused()
+                .int(shape.heads * shape.square())
                 .read(&program.first_step)
                 .read(&program.first_row)
                 .read(arena)

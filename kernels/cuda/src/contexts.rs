@@ -1,10 +1,10 @@
 //! What the live rows of a step attend to, and how that is cut into jobs.
 
-use half::bf16;
 use hypic_domain::model::FullShape;
 
 use crate::choice::tokens_per_job;
-use crate::{Buffer, Device, Error, Result};
+use crate::memory::Float;
+use crate::{Buffer, Device, Error, Fresh, Result};
 
 // Query rows (live rows x heads that share a key head) and tokens of a tile of device/attention.cuh.
 const TILE_ROWS: usize = 128;
@@ -44,6 +44,8 @@ pub struct Contexts {
     pub(crate) positions: Buffer<u32>,
     pub(crate) seen: Buffer<u32>,
     pub(crate) row_places: Buffer<u32>,
+    /// Where the tokens of each row's context begin in `tokens`.
+    pub(crate) row_lists: Buffer<u32>,
     pub(crate) merge: Buffer<u32>,
     pub(crate) partial_out: Buffer<f32>,
     pub(crate) partial_sum: Buffer<f32>,
@@ -96,7 +98,8 @@ impl Contexts {
         let FullShape { heads, kv_heads, key: width, .. } = shape;
         let rows_per_tile = TILE_ROWS / (heads / kv_heads);
         let (mut tokens, mut lists, mut tiles) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut positions, mut seen, mut row_places) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut positions, mut seen) = (Vec::new(), Vec::new());
+        let (mut row_places, mut row_lists) = (Vec::new(), Vec::new());
         let (mut positions_end, mut slots_end) = (0, 0);
         let place = |slot: u32| {
             let slot = slot as usize;
@@ -124,6 +127,7 @@ impl Contexts {
                     positions.push(row);
                     seen.push(at as u32 + 1);
                     row_places.push(place(context.tokens[at].slot));
+                    row_lists.push(lists[index] as u32);
                 }
                 let most_seen = seen[first_row..].iter().max().copied().unwrap_or(0) as usize;
                 tiles.push(Tile { context: index, first_row, rows: rows.len(), seen: most_seen });
@@ -182,9 +186,10 @@ impl Contexts {
             positions: Buffer::from_slice(device, &positions)?,
             seen: Buffer::from_slice(device, &seen)?,
             row_places: Buffer::from_slice(device, &row_places)?,
+            row_lists: Buffer::from_slice(device, &row_lists)?,
             merge: Buffer::from_slice(device, &merge)?,
-            partial_out: Buffer::zeros(device, partial_rows * heads * width)?,
-            partial_sum: Buffer::zeros(device, partial_rows * heads * 2)?,
+            partial_out: Buffer::fresh(device, partial_rows * heads * width, Fresh::Anything)?,
+            partial_sum: Buffer::fresh(device, partial_rows * heads * 2, Fresh::Anything)?,
         })
     }
 
@@ -199,7 +204,7 @@ impl Contexts {
     }
 
     /// Checks that keys and values are whole pages and hold every slot.
-    pub(crate) fn check_pages(&self, pages: [&Buffer<bf16>; 2]) -> Result<()> {
+    pub(crate) fn check_pages<E: Float>(&self, pages: [&Buffer<E>; 2]) -> Result<()> {
         let FullShape { kv_heads, key: width, .. } = self.shape;
         let page = self.page_tokens * kv_heads * width;
         let least = self.slots_end.div_ceil(self.page_tokens) * page;

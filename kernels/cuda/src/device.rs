@@ -14,7 +14,7 @@ pub struct Device {
 
 pub(crate) enum Backend {
     #[cfg(feature = "cuda")]
-    Cuda(Context),
+    Cuda(Box<Context>),
     #[cfg(feature = "fibers")]
     Fibers(Order),
 }
@@ -48,7 +48,7 @@ impl Device {
     /// [`Error::NoDevice`] without a driver, without such a device, or without the `cuda` feature.
     pub fn cuda(ordinal: usize) -> Result<Self> {
         #[cfg(feature = "cuda")]
-        return Ok(Self { backend: Arc::new(Backend::Cuda(Context::open(ordinal)?)) });
+        return Ok(Self { backend: Arc::new(Backend::Cuda(Box::new(Context::open(ordinal)?))) });
         #[cfg(not(feature = "cuda"))]
         {
             let _ = ordinal;

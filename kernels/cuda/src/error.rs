@@ -30,6 +30,14 @@ pub enum Error {
         /// What it did.
         fault: String,
     },
+    /// A library that the driver does not bring is not there.
+    #[error(
+        "{library} was not found: install the CUDA 13 runtime libraries, or name their folder in LD_LIBRARY_PATH"
+    )]
+    FindLibrary {
+        /// Its file name.
+        library: &'static str,
+    },
     /// A buffer or a parameter does not fit the others.
     #[error("{what} must be {expected}, not {found}")]
     CheckShape {

@@ -2,11 +2,9 @@
 
 use std::marker::PhantomData;
 
-#[cfg(feature = "fibers")]
-use crate::Error;
 use crate::device::Backend;
-use crate::memory::Element;
-use crate::{Buffer, Device, Result};
+use crate::memory::{Element, Float};
+use crate::{Buffer, Device, Error, Result};
 
 /// A launch being put together: the arguments in the order of the kernel's parameters. Buffers stay borrowed
 /// until it has run.
@@ -54,6 +52,12 @@ impl<'a> Launch<'a> {
         self
     }
 
+    /// A buffer from one of its values on.
+    pub(crate) fn write_at<T: Element>(mut self, buffer: &'a mut Buffer<T>, first: usize) -> Self {
+        self.arguments.push(buffer.address_of(first));
+        self
+    }
+
     /// A pointer the kernel does not use in this launch.
     pub(crate) fn unused(mut self) -> Self {
         self.arguments.push(0);
@@ -81,7 +85,7 @@ impl<'a> Launch<'a> {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
                 let function = context.function(&self.kernel, self.shared)?;
-                context.stream.context().bind_to_thread().map_err(crate::sys::failed("enter the context"))?;
+                context.enter()?;
                 // SAFETY: the safe function that built this launch has checked every size against the
                 // kernel's contract, the arguments are in the order of its parameters, and the buffers are
                 // borrowed and on this stream.
@@ -121,6 +125,32 @@ impl<'a> Launch<'a> {
                 Err(Error::RunFibers { kernel: self.kernel, fault })
             }
         }
+    }
+}
+
+/// `y = x W^T` by the library, sums in fp32: x `[rows, inner]`, weight `[outer, inner]`, y `[rows, outer]`. False where
+/// there is no library, on fibers.
+pub(crate) fn library_product<E: Float, O: Float>(
+    device: &Device,
+    (x, weight): (&Buffer<E>, &Buffer<E>),
+    y: &mut Buffer<O>,
+    [rows, inner, outer]: [usize; 3],
+) -> Result<bool> {
+    Error::unless(x.len() == rows * inner, "the rows", rows * inner, x.len())?;
+    Error::unless(weight.len() == outer * inner, "the weight", outer * inner, weight.len())?;
+    Error::unless(y.len() == rows * outer, "the products", rows * outer, y.len())?;
+    match &*device.backend {
+        #[cfg(feature = "cuda")]
+        Backend::Cuda(context) => {
+            if rows * inner * outer > 0 {
+                let product = crate::sys::Product { rows, inner, outer, operand: E::DTYPE, result: O::DTYPE };
+                // SAFETY: the sizes were checked above; the buffers are borrowed and on this stream.
+                unsafe { context.multiply(product, x.address(), weight.address(), y.address()) }?;
+            }
+            Ok(true)
+        }
+        #[cfg(feature = "fibers")]
+        Backend::Fibers(_) => Ok(false),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
+use hypic_domain::tuple::Dtype;
 
 use crate::device::Backend;
 #[cfg(feature = "cuda")]
@@ -21,7 +22,41 @@ macro_rules! elements {
 }
 elements!(u8, i32, u32, u64, f32, f16, bf16);
 
-/// `len` values on a device.
+/// Formats of activations.
+pub trait Float: Element {
+    /// Its name in kernels.
+    const NAME: &'static str;
+    /// Its name in tuples.
+    const DTYPE: Dtype;
+    /// Rounded to nearest.
+    fn narrow(value: f32) -> Self;
+    /// Exact.
+    fn wide(self) -> f32;
+}
+
+impl Float for bf16 {
+    const NAME: &'static str = "bf16";
+    const DTYPE: Dtype = Dtype::Bf16;
+    fn narrow(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Float for f32 {
+    const NAME: &'static str = "f32";
+    const DTYPE: Dtype = Dtype::F32;
+    fn narrow(value: f32) -> Self {
+        value
+    }
+    fn wide(self) -> f32 {
+        self
+    }
+}
+
+/// `len` values on a device. Dropping it gives the memory back to the device's pool, in the order of the stream.
 pub struct Buffer<T: Element> {
     device: Device,
     bytes: Bytes,
@@ -37,22 +72,59 @@ enum Bytes {
     Host(Vec<u128>),
 }
 
+/// What a fresh buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fresh {
+    /// Whatever is there: for what the next kernel writes whole.
+    Anything,
+    /// NaN in every format of floats, so that a value nobody wrote is found out.
+    Poison,
+    /// Zeros.
+    Zeros,
+}
+
+impl Fresh {
+    fn byte(self) -> Option<u8> {
+        match self {
+            Self::Anything => None,
+            Self::Poison => Some(0xff),
+            Self::Zeros => Some(0),
+        }
+    }
+}
+
 impl<T: Element> Buffer<T> {
-    /// `len` zeros.
+    /// `len` values of `fresh`.
     ///
     /// # Errors
     /// [`Error::CallDriver`] when the device has no room.
-    pub fn zeros(device: &Device, len: usize) -> Result<Self> {
+    pub fn fresh(device: &Device, len: usize, fresh: Fresh) -> Result<Self> {
         let size = len.max(1) * size_of::<T>();
         let bytes = match &*device.backend {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
-                Bytes::Cuda(context.stream.alloc_zeros(size).map_err(failed("allocate"))?)
+                // SAFETY: every bit pattern is a value of T, so memory that nobody wrote holds values too.
+                Bytes::Cuda(unsafe { context.stream.alloc(size) }.map_err(failed("allocate"))?)
             }
             #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => Bytes::Host(vec![0; size.div_ceil(16)]),
+            Backend::Fibers(_) => {
+                let byte = u128::from(fresh.byte().unwrap_or(0));
+                Bytes::Host(vec![byte * (u128::MAX / 0xff); size.div_ceil(16)])
+            }
         };
-        Ok(Self { device: device.clone(), bytes, len, element: PhantomData })
+        let mut buffer = Self { device: device.clone(), bytes, len, element: PhantomData };
+        if let Some(byte) = fresh.byte() {
+            buffer.fill(0, len, byte)?;
+        }
+        Ok(buffer)
+    }
+
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// As [`Buffer::fresh`].
+    pub fn zeros(device: &Device, len: usize) -> Result<Self> {
+        Self::fresh(device, len, Fresh::Zeros)
     }
 
     /// A copy of `values`.
@@ -60,7 +132,7 @@ impl<T: Element> Buffer<T> {
     /// # Errors
     /// [`Error::CallDriver`] when the device has no room or the copy fails.
     pub fn from_slice(device: &Device, values: &[T]) -> Result<Self> {
-        let mut buffer = Self::zeros(device, values.len())?;
+        let mut buffer = Self::fresh(device, values.len(), Fresh::Anything)?;
         buffer.write(values)?;
         Ok(buffer)
     }
@@ -80,7 +152,7 @@ impl<T: Element> Buffer<T> {
             }
             #[cfg(feature = "fibers")]
             (_, Bytes::Host(units)) => {
-                // SAFETY: the units hold at least as many bytes as `zeros` was asked for, which is
+                // SAFETY: the units hold at least as many bytes as `fresh` was asked for, which is
                 // `bytes.len()`.
                 unsafe {
                     std::ptr::copy_nonoverlapping(bytes.as_ptr(), units.as_mut_ptr().cast(), bytes.len())
@@ -97,26 +169,120 @@ impl<T: Element> Buffer<T> {
     /// # Errors
     /// [`Error::CallDriver`] when the copy or an earlier kernel failed.
     pub fn read(&self) -> Result<Vec<T>> {
+        self.read_part(0, self.len)
+    }
+
+    /// A copy of `len` values from `first` on; waits for what was given to the device before.
+    ///
+    /// # Errors
+    /// [`Error::CheckShape`] for values outside, [`Error::CallDriver`] when the copy or an earlier kernel failed.
+    pub fn read_part(&self, first: usize, len: usize) -> Result<Vec<T>> {
+        self.check_part(first, len)?;
         // SAFETY: every bit pattern, zero too, is a value of T.
-        let mut values = vec![unsafe { std::mem::zeroed::<T>() }; self.len];
-        let size = self.len * size_of::<T>();
-        // SAFETY: the vector's memory is that many bytes, and any bytes are values of T.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size) };
-        match (&*self.device.backend, &self.bytes) {
+        let mut values = vec![unsafe { std::mem::zeroed::<T>() }; len];
+        let size = len * size_of::<T>();
+        if size == 0 {
+            return Ok(values);
+        }
+        match &*self.device.backend {
             #[cfg(feature = "cuda")]
-            (Backend::Cuda(context), Bytes::Cuda(slice)) if size > 0 => {
-                context.stream.memcpy_dtoh(slice, bytes).map_err(failed("copy from the device"))?;
+            Backend::Cuda(context) => {
+                context.enter()?;
+                // SAFETY: the part lies in the buffer, the vector is as long, and any bytes are values of T; the
+                // stream is waited for before the vector is used.
+                unsafe {
+                    let bytes = std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size);
+                    let stream = context.stream.cu_stream();
+                    cudarc::driver::result::memcpy_dtoh_async(bytes, self.address_of(first), stream)
+                }
+                .map_err(failed("copy from the device"))?;
                 context.stream.synchronize().map_err(failed("finish the stream"))?;
             }
             #[cfg(feature = "fibers")]
-            // SAFETY: the units hold at least `size` bytes.
-            (_, Bytes::Host(units)) => unsafe {
-                std::ptr::copy_nonoverlapping(units.as_ptr().cast(), bytes.as_mut_ptr(), size);
+            // SAFETY: the part lies in the buffer, which is host memory, and the vector is as long.
+            Backend::Fibers(_) => unsafe {
+                let from = self.address_of(first) as *const u8;
+                std::ptr::copy_nonoverlapping(from, values.as_mut_ptr().cast(), size);
             },
-            #[cfg(feature = "cuda")]
-            _ => {}
         }
         Ok(values)
+    }
+
+    /// Sets every byte of `len` values from `first` on.
+    ///
+    /// # Errors
+    /// [`Error::CheckShape`] for values outside, [`Error::CallDriver`] when the driver refuses.
+    pub(crate) fn fill(&mut self, first: usize, len: usize, byte: u8) -> Result<()> {
+        self.check_part(first, len)?;
+        let size = len * size_of::<T>();
+        if size == 0 {
+            return Ok(());
+        }
+        match &*self.device.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                context.enter()?;
+                let stream = context.stream.cu_stream();
+                // SAFETY: the part lies in the buffer, and any bytes are values of T.
+                unsafe { cudarc::driver::result::memset_d8_async(self.address_of(first), byte, size, stream) }
+                    .map_err(failed("fill memory"))
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => {
+                // SAFETY: the part lies in the buffer, which is host memory.
+                unsafe { std::ptr::write_bytes(self.address_of(first) as *mut u8, byte, size) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies `len` values from `from` on of `source` to `to` on.
+    ///
+    /// # Errors
+    /// [`Error::CheckShape`] for values outside, [`Error::CallDriver`] when the copy fails.
+    pub(crate) fn copy(&mut self, to: usize, source: &Self, from: usize, len: usize) -> Result<()> {
+        self.check_part(to, len)?;
+        source.check_part(from, len)?;
+        self.copy_bytes(self.address_of(to), source.address_of(from), len * size_of::<T>())
+    }
+
+    /// Copies `len` values from `from` on to `to` on; the two parts must not overlap.
+    ///
+    /// # Errors
+    /// [`Error::CheckShape`] for parts outside or that overlap, [`Error::CallDriver`] when the copy fails.
+    pub(crate) fn copy_within(&mut self, to: usize, from: usize, len: usize) -> Result<()> {
+        self.check_part(to, len)?;
+        self.check_part(from, len)?;
+        Error::unless(to.abs_diff(from) >= len, "the distance of the parts", len, to.abs_diff(from))?;
+        self.copy_bytes(self.address_of(to), self.address_of(from), len * size_of::<T>())
+    }
+
+    fn copy_bytes(&self, to: u64, from: u64, size: usize) -> Result<()> {
+        if size == 0 {
+            return Ok(());
+        }
+        match &*self.device.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                context.enter()?;
+                // SAFETY: the callers have checked that both parts lie in buffers of this device.
+                unsafe {
+                    cudarc::driver::result::memcpy_dtod_async(to, from, size, context.stream.cu_stream())
+                }
+                .map_err(failed("copy on the device"))
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => {
+                // SAFETY: as above; here they are host memory.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
+                Ok(())
+            }
+        }
+    }
+
+    fn check_part(&self, first: usize, len: usize) -> Result<()> {
+        let fits = first.checked_add(len).is_some_and(|end| end <= self.len);
+        Error::unless(fits, "a part of a buffer", format!("within {}", self.len), format!("{len} at {first}"))
     }
 
     /// Number of values.
@@ -132,6 +298,12 @@ impl<T: Element> Buffer<T> {
     /// The device it lies on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The address of a value, for tables of addresses: whoever makes one keeps the buffer until the kernel that
+    /// reads the table is launched.
+    pub(crate) fn address_of(&self, first: usize) -> u64 {
+        self.address() + (first * size_of::<T>()) as u64
     }
 
     /// The address as the device's kernels see it.

@@ -1,6 +1,7 @@
 use half::bf16;
 
 use crate::launch::Launch;
+use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
 
 fn rows(len: usize, width: usize) -> Result<usize> {
@@ -13,17 +14,17 @@ fn rows(len: usize, width: usize) -> Result<usize> {
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
-pub fn rms_norm(
+pub fn rms_norm<E: Float>(
     device: &Device,
-    x: &Buffer<bf16>,
-    weight: &Buffer<bf16>,
-    y: &mut Buffer<bf16>,
+    x: &Buffer<E>,
+    weight: &Buffer<f32>,
+    y: &mut Buffer<E>,
     offset: f32,
     eps: f32,
 ) -> Result<()> {
     let width = weight.len();
     Error::unless(y.len() == x.len(), "y", x.len(), y.len())?;
-    Launch::new(device, "rms_norm", [rows(x.len(), width)?, 1, 1], 128)
+    Launch::new(device, format!("rms_norm_{}", E::NAME), [rows(x.len(), width)?, 1, 1], 128)
         .read(x)
         .read(weight)
         .write(y)
@@ -37,17 +38,17 @@ pub fn rms_norm(
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
-pub fn gated_norm(
+pub fn gated_norm<E: Float>(
     device: &Device,
-    x: &Buffer<f32>,
-    z: &Buffer<bf16>,
-    weight: &Buffer<bf16>,
-    y: &mut Buffer<bf16>,
+    x: &Buffer<E>,
+    z: &Buffer<E>,
+    weight: &Buffer<f32>,
+    y: &mut Buffer<E>,
     eps: f32,
 ) -> Result<()> {
     let width = weight.len();
     Error::unless(z.len() == x.len() && y.len() == x.len(), "z and y", x.len(), y.len())?;
-    Launch::new(device, "gated_norm", [rows(x.len(), width)?, 1, 1], 128)
+    Launch::new(device, format!("gated_norm_{}", E::NAME), [rows(x.len(), width)?, 1, 1], 128)
         .read(x)
         .read(z)
         .read(weight)
@@ -84,9 +85,9 @@ pub fn unit_norm(
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
-pub fn gates(
+pub fn gates<E: Float>(
     device: &Device,
-    ab: [&Buffer<bf16>; 2],
+    ab: [&Buffer<E>; 2],
     decay: [&Buffer<f32>; 2],
     gate: &mut Buffer<f32>,
     beta: &mut Buffer<f32>,
@@ -97,7 +98,7 @@ pub fn gates(
     for len in [ab[0].len(), ab[1].len(), beta.len()] {
         Error::unless(len == count, "a, b and beta", count, len)?;
     }
-    Launch::new(device, "gates", [count.div_ceil(128), 1, 1], 128)
+    Launch::new(device, format!("gates_{}", E::NAME), [count.div_ceil(128), 1, 1], 128)
         .read(ab[0])
         .read(ab[1])
         .read(decay[0])
@@ -105,6 +106,29 @@ pub fn gates(
         .write(gate)
         .write(beta)
         .int(count)
+        .int(heads)
+        .run()
+}
+
+/// Adds the gates of `rows`, of `gate` `[rows, heads]`, to `bound` `[heads]`: the logarithms of the gate-only bounds on
+/// the norms of `T` (DESIGN §3).
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub(crate) fn add_gates(
+    device: &Device,
+    gate: &Buffer<f32>,
+    bound: &mut Buffer<f32>,
+    rows: std::ops::Range<usize>,
+) -> Result<()> {
+    let heads = bound.len();
+    let fits = rows.start <= rows.end && rows.end * heads <= gate.len();
+    Error::unless(fits, "the rows of gates", format!("within {} values", gate.len()), rows.end)?;
+    Launch::new(device, "add_gates", [heads, 1, 1], 128)
+        .read(gate)
+        .write(bound)
+        .int(rows.start)
+        .int(rows.end)
         .int(heads)
         .run()
 }

@@ -105,6 +105,19 @@ pub fn unpack_tiles(
         .run()
 }
 
+/// Makes `transition`, `[heads, width, width]`, the identity of every head.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub(crate) fn set_identity(device: &Device, transition: &mut Buffer<f32>, width: usize) -> Result<()> {
+    let square = width * width;
+    let fits = (1..=128).contains(&width) && transition.len().is_multiple_of(square);
+    Error::unless(fits, "T", format!("heads of {width} x {width}, at most 128"), transition.len())?;
+    transition.fill(0, transition.len(), 0)?;
+    let heads = transition.len() / square;
+    Launch::new(device, "identity", [heads, 1, 1], 128).write(transition).int(width).run()
+}
+
 /// Eight-bit codes of a row, scaled so that its largest value takes the largest code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {

@@ -1,11 +1,14 @@
+use half::bf16;
+
 use crate::launch::Launch;
+use crate::memory::Float;
 use crate::view::{has_delta, stem};
 use crate::{Buffer, Device, Error, Result, Rows, Sequences};
 
 /// The token recurrence over packed sequences: prefill, build (with summaries) and decode, for every family.
-pub struct Recurrence<'a> {
+pub struct Recurrence<'a, E: Float = bf16, O: Float = f32> {
     /// The rows of all sequences.
-    pub rows: Rows<'a>,
+    pub rows: Rows<'a, E>,
     /// Where each sequence starts, and where its body does.
     pub sequences: &'a Sequences,
     /// Running states, `[sequences, heads, key, value]`, read unless the sequence is fresh, and written.
@@ -13,7 +16,7 @@ pub struct Recurrence<'a> {
     /// What is recorded of the bodies; none for rows that only run.
     pub summaries: Option<Summaries<'a>>,
     /// Outputs, `[rows, heads, width]`.
-    pub out: &'a mut Buffer<f32>,
+    pub out: &'a mut Buffer<O>,
 }
 
 /// `(T, S)` of every sequence's body, as far as it has run; a later launch goes on where this one ended.
@@ -32,7 +35,7 @@ pub struct Summaries<'a> {
 /// # Errors
 /// [`Error::CheckShape`] when buffers do not fit each other, [`Error::CallDriver`] when the launch fails.
 pub fn recurrence(device: &Device, run: Recurrence<'_>) -> Result<()> {
-    launch(device, run, "recurrence")
+    launch(device, run, Form::Tokens, 0)
 }
 
 /// Runs the recurrence in chunks of 16 tokens on the tensor cores: several times faster for builds and long
@@ -42,16 +45,44 @@ pub fn recurrence(device: &Device, run: Recurrence<'_>) -> Result<()> {
 /// # Errors
 /// As [`recurrence`].
 pub fn recurrence_chunks(device: &Device, run: Recurrence<'_>) -> Result<()> {
-    launch(device, run, "chunks")
+    launch(device, run, Form::Chunks, 0)
 }
 
-fn launch(device: &Device, run: Recurrence<'_>, form: &str) -> Result<()> {
+/// The forms of the recurrence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// [`recurrence`].
+    Tokens,
+    /// [`recurrence_chunks`].
+    Chunks,
+}
+
+/// One sequence of a step: it advances the states that begin at value `state_at` of `run.state`, and its outputs have
+/// the format of its inputs.
+///
+/// # Errors
+/// As [`recurrence`].
+pub(crate) fn advance_one<E: Float>(
+    device: &Device,
+    run: Recurrence<'_, E, E>,
+    form: Form,
+    state_at: usize,
+) -> Result<()> {
+    launch(device, run, form, state_at)
+}
+
+fn launch<E: Float, O: Float>(
+    device: &Device,
+    run: Recurrence<'_, E, O>,
+    form: Form,
+    state_at: usize,
+) -> Result<()> {
     let Recurrence { rows, sequences, state, summaries, out } = run;
     let (shape, delta) = (rows.shape, has_delta(rows.family));
     let count = rows.count()?;
     let (pairs, states) = (sequences.len() * shape.heads, sequences.len() * shape.heads * shape.square());
-    Error::unless(sequences.rows == count, "rows", sequences.rows, count)?;
-    Error::unless(state.len() == states, "the states", states, state.len())?;
+    Error::unless(sequences.rows <= count, "rows", format!("at most {count}"), sequences.rows)?;
+    Error::unless(state.len() >= state_at + states, "the states", state_at + states, state.len())?;
     Error::unless(out.len() == rows.v.len(), "the outputs", rows.v.len(), out.len())?;
     if let Some(s) = &summaries {
         Error::unless(s.state.len() == states, "the summaries' S", states, s.state.len())?;
@@ -64,7 +95,11 @@ fn launch(device: &Device, run: Recurrence<'_>, form: &str) -> Result<()> {
         (Some(_), false) => 2,
         (Some(_), true) => 3,
     };
-    let kernel = format!("{}_{form}_{}", stem(rows.family), shape.width);
+    let form = match form {
+        Form::Tokens => "recurrence",
+        Form::Chunks => "chunks",
+    };
+    let kernel = format!("{}_{form}_{}{}", stem(rows.family), shape.width, goes_on::<E, O>());
     let launch = Launch::new(device, kernel, [parts, pairs, 1], 2 * shape.width)
         .read(rows.q)
         .read(rows.k)
@@ -73,8 +108,17 @@ fn launch(device: &Device, run: Recurrence<'_>, form: &str) -> Result<()> {
     let launch = if delta { launch.read(rows.beta) } else { launch.unused() };
     let launch = launch.read(&sequences.starts).read(&sequences.before_body).read(&sequences.fresh);
     let launch = match summaries {
-        None => launch.unused().write(state).unused().unused(),
-        Some(s) => launch.read(s.live).write(state).write(s.state).write(s.transition),
+        None => launch.unused().write_at(state, state_at).unused().unused(),
+        Some(s) => launch.read(s.live).write_at(state, state_at).write(s.state).write(s.transition),
     };
     launch.write(out).int(shape.heads).int(shape.key_heads).run()
+}
+
+/// The end of a kernel's name: fp32 outputs of bf16 rows have none.
+fn goes_on<E: Float, O: Float>() -> &'static str {
+    match (E::NAME, O::NAME) {
+        ("bf16", "f32") => "",
+        ("bf16", _) => "_bf16",
+        _ => "_f32",
+    }
 }

@@ -1,24 +1,26 @@
-use half::bf16;
-
 use crate::launch::Launch;
+use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
 
 const THREADS: usize = 128;
+/// Enough to hide the latency of memory.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 32;
 
 /// `table[ids]`: rows of `width` values of an embedding or of activations.
 ///
 /// # Errors
-/// [`Error::CheckShape`] when the sizes do not fit, the width is no multiple of 8 or an id is outside the
+/// [`Error::CheckShape`] when the sizes do not fit, rows are no whole units of 16 bytes or an id is outside the
 /// table; [`Error::CallDriver`] when the launch fails.
-pub fn gather_rows(
+pub fn gather_rows<E: Float>(
     device: &Device,
-    table: &Buffer<bf16>,
+    table: &Buffer<E>,
     ids: &[u32],
     width: usize,
-    y: &mut Buffer<bf16>,
+    y: &mut Buffer<E>,
 ) -> Result<()> {
-    let fits = width > 0 && width.is_multiple_of(8) && table.len().is_multiple_of(width);
-    Error::unless(fits, "the width of rows", "a multiple of 8 that divides the table", width)?;
+    let units = width * size_of::<E>() / 16;
+    let fits = width > 0 && units * 16 == width * size_of::<E>() && table.len().is_multiple_of(width);
+    Error::unless(fits, "the width of rows", "whole units of 16 bytes, a divisor of the table", width)?;
     Error::unless(y.len() == ids.len() * width, "y", ids.len() * width, y.len())?;
     let rows = table.len() / width;
     if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
@@ -29,7 +31,7 @@ pub fn gather_rows(
         .read(table)
         .read(&ids)
         .write(y)
-        .int(width)
+        .int(units)
         .run()
 }
 
@@ -37,7 +39,7 @@ pub fn gather_rows(
 ///
 /// # Errors
 /// [`Error::CheckShape`] for other lengths, [`Error::CallDriver`] when the launch fails.
-pub fn add_rows(device: &Device, x: &mut Buffer<bf16>, y: &Buffer<bf16>) -> Result<()> {
+pub fn add_rows<E: Float>(device: &Device, x: &mut Buffer<E>, y: &Buffer<E>) -> Result<()> {
     each(device, "add_rows", x, y)
 }
 
@@ -45,25 +47,35 @@ pub fn add_rows(device: &Device, x: &mut Buffer<bf16>, y: &Buffer<bf16>) -> Resu
 ///
 /// # Errors
 /// [`Error::CheckShape`] for other lengths, [`Error::CallDriver`] when the launch fails.
-pub fn sigmoid_gate(device: &Device, x: &mut Buffer<bf16>, gate: &Buffer<bf16>) -> Result<()> {
+pub fn sigmoid_gate<E: Float>(device: &Device, x: &mut Buffer<E>, gate: &Buffer<E>) -> Result<()> {
     each(device, "sigmoid_gate", x, gate)
 }
 
-fn each(device: &Device, kernel: &str, x: &mut Buffer<bf16>, y: &Buffer<bf16>) -> Result<()> {
+fn each<E: Float>(device: &Device, kernel: &str, x: &mut Buffer<E>, y: &Buffer<E>) -> Result<()> {
     Error::unless(x.len() == y.len(), "the other rows", x.len(), y.len())?;
     let count = x.len();
-    Launch::new(device, kernel, [count.div_ceil(THREADS), 1, 1], THREADS).write(x).read(y).int(count).run()
+    Launch::new(device, format!("{kernel}_{}", E::NAME), [blocks(device, count)?, 1, 1], THREADS)
+        .write(x)
+        .read(y)
+        .int(count)
+        .run()
+}
+
+/// Blocks that pass over `count` elements: no more than fill the device.
+fn blocks(device: &Device, count: usize) -> Result<usize> {
+    Error::unless(u32::try_from(count).is_ok(), "elements", "under 2^32", count)?;
+    Ok(count.div_ceil(THREADS).min(BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors()))
 }
 
 /// `silu(x[.., :width]) * x[.., width:]`, `[rows, width]` from `[rows, 2 width]`.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
-pub fn swiglu(device: &Device, x: &Buffer<bf16>, width: usize, y: &mut Buffer<bf16>) -> Result<()> {
+pub fn swiglu<E: Float>(device: &Device, x: &Buffer<E>, width: usize, y: &mut Buffer<E>) -> Result<()> {
     let count = y.len();
     let fits = width > 0 && count.is_multiple_of(width) && x.len() == 2 * count;
     Error::unless(fits, "x", format!("{} values in rows of {}", 2 * count, 2 * width), x.len())?;
-    Launch::new(device, "swiglu", [count.div_ceil(THREADS), 1, 1], THREADS)
+    Launch::new(device, format!("swiglu_{}", E::NAME), [blocks(device, count)?, 1, 1], THREADS)
         .read(x)
         .write(y)
         .int(count)

@@ -4,6 +4,7 @@ use half::bf16;
 pub use hypic_domain::family::Family;
 
 use crate::layout::{ALIGNMENT, NONE};
+use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
 
 /// Tokens that the chunk forms take at once.
@@ -34,18 +35,17 @@ impl Shape {
 }
 
 /// Inputs of the packed rows of one layer, after convolution, norms and gates.
-#[derive(Clone, Copy)]
-pub struct Rows<'a> {
+pub struct Rows<'a, E: Float = bf16> {
     /// The family, which says how wide the gates are and whether there is a `beta`.
     pub family: Family,
     /// The layer's heads.
     pub shape: Shape,
     /// Queries, normalised and scaled, `[rows, key heads, width]`.
-    pub q: &'a Buffer<bf16>,
+    pub q: &'a Buffer<E>,
     /// Keys, of unit length under the delta rule, `[rows, key heads, width]`.
-    pub k: &'a Buffer<bf16>,
+    pub k: &'a Buffer<E>,
     /// Values, `[rows, heads, width]`.
-    pub v: &'a Buffer<bf16>,
+    pub v: &'a Buffer<E>,
     /// Natural logarithms of the decays, `[rows, heads]`, or `[rows, heads, width]` for families that gate
     /// every key channel.
     pub gate: &'a Buffer<f32>,
@@ -53,7 +53,15 @@ pub struct Rows<'a> {
     pub beta: &'a Buffer<f32>,
 }
 
-impl Rows<'_> {
+impl<E: Float> Clone for Rows<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Float> Copy for Rows<'_, E> {}
+
+impl<E: Float> Rows<'_, E> {
     /// Number of rows, after checking that all inputs have as many.
     pub(crate) fn count(&self) -> Result<usize> {
         self.shape.check()?;
@@ -110,7 +118,7 @@ pub struct Sequences {
     pub(crate) chunk_row: Buffer<u32>,
     pub(crate) chunk_rows: Buffer<u32>,
     pub(crate) most_before_body: usize,
-    pub(crate) longest: usize,
+    /// Rows up to the end of the last one.
     pub(crate) rows: usize,
 }
 
@@ -131,6 +139,27 @@ impl Sequences {
             Error::unless(s.before_body <= s.rows, "rows before the body", s.rows, s.before_body)?;
             starts.push(starts[starts.len() - 1] + s.rows as u32);
         }
+        Self::place(device, sequences, starts, [first_chunk, chunk_row, chunk_rows])
+    }
+
+    /// One sequence among more rows: those of `rows`, the first `before_body` of them before its body. It goes on
+    /// where states and summaries are.
+    ///
+    /// # Errors
+    /// As [`Sequences::new`].
+    pub(crate) fn one(device: &Device, rows: std::ops::Range<usize>, before_body: usize) -> Result<Self> {
+        let sequence = Sequence { rows: rows.len(), before_body, fresh: false };
+        Error::unless(before_body <= rows.len(), "rows before the body", rows.len(), before_body)?;
+        let starts = vec![rows.start as u32, rows.end as u32];
+        Self::place(device, &[sequence], starts, [(); 3].map(|()| Vec::new()))
+    }
+
+    fn place(
+        device: &Device,
+        sequences: &[Sequence],
+        starts: Vec<u32>,
+        [first_chunk, chunk_row, chunk_rows]: [Vec<u32>; 3],
+    ) -> Result<Self> {
         let before: Vec<u32> = sequences.iter().map(|s| s.before_body as u32).collect();
         let fresh: Vec<u8> = sequences.iter().map(|s| u8::from(s.fresh)).collect();
         Ok(Self {
@@ -142,7 +171,6 @@ impl Sequences {
             chunk_row: Buffer::from_slice(device, &chunk_row)?,
             chunk_rows: Buffer::from_slice(device, &chunk_rows)?,
             most_before_body: before.iter().max().map_or(0, |&rows| rows as usize),
-            longest: sequences.iter().map(|s| s.rows).max().unwrap_or(0),
         })
     }
 

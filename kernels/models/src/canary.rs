@@ -44,7 +44,7 @@ fn prefill<D: Device>(
     let rows = ids.len();
     let mut states = device.states(model.spec(), 1)?;
     let mut pages = device.pages(model.spec(), 1, rows)?;
-    device.reset_slot(&mut states, 0);
+    device.reset_slot(&mut states, 0)?;
     let run = Run {
         rows: 0..rows,
         slot: 0,

@@ -6,7 +6,7 @@ use std::path::Path;
 use hypic_domain::id::ModelId;
 use hypic_domain::model::ModelSpec;
 use hypic_domain::tuple::Dtype;
-use hypic_kernels::op::{Device, HostTensor};
+use hypic_kernels::op::{Device, HostTensor, OpError};
 
 use crate::config::Config;
 use crate::error::LoadError;
@@ -24,8 +24,8 @@ pub struct Loaded<D: Device> {
     pub weights: [u8; 32],
     /// Everything of the architecture that changes a result, in one line.
     pub architecture: String,
-    /// Numbers in all weights on the device: their bytes, in its compute dtype, are the engine's first cost.
-    pub values: u64,
+    /// Bytes that all weights take on the device: the engine's first cost.
+    pub bytes: u64,
 }
 
 /// Loads the checkpoint in `dir`. Tensors are read one after the other: beside what the device keeps, at most one
@@ -35,8 +35,7 @@ pub struct Loaded<D: Device> {
 /// Names the file and the tensor or the config's key.
 pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>, LoadError> {
     let config = Config::parse(&read_json(&dir.join("config.json"))?, id)?;
-    let mut weights =
-        Weights { device, checkpoint: Checkpoint::open(dir)?, prefix: "", values: Cell::new(0) };
+    let mut weights = Weights { device, checkpoint: Checkpoint::open(dir)?, prefix: "", bytes: Cell::new(0) };
     // Checkpoints with a vision part keep the language model one level deeper.
     weights.prefix = if weights.checkpoint.has("model.language_model.embed_tokens.weight") {
         "model.language_model"
@@ -48,7 +47,7 @@ pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>,
         model: Box::new(model),
         weights: weights.checkpoint.digest(),
         architecture: config.canonical(),
-        values: weights.values.get(),
+        bytes: weights.bytes.get(),
         spec: config.spec,
     })
 }
@@ -58,7 +57,7 @@ pub(crate) struct Weights<'a, D: Device> {
     device: &'a D,
     checkpoint: Checkpoint,
     prefix: &'static str,
-    values: Cell<u64>,
+    bytes: Cell<u64>,
 }
 
 impl<D: Device> Weights<'_, D> {
@@ -72,16 +71,32 @@ impl<D: Device> Weights<'_, D> {
         self.checkpoint.read(name, shape)
     }
 
+    /// A matrix of products or a table of embeddings.
     pub(crate) fn place(&self, stored: &Stored) -> Result<D::Weight, LoadError> {
-        self.values.set(self.values.get() + stored.shape.iter().product::<usize>() as u64);
+        self.hand_over(stored, D::weight)
+    }
+
+    fn hand_over(
+        &self,
+        stored: &Stored,
+        take: impl Fn(&D, &HostTensor<'_>) -> Result<D::Weight, OpError>,
+    ) -> Result<D::Weight, LoadError> {
         let host = HostTensor {
             name: &stored.name,
             shape: stored.shape.clone(),
             dtype: stored.dtype,
             bytes: &stored.bytes,
         };
-        let placed = self.device.weight(&host);
-        placed.map_err(|source| LoadError::PlaceWeight { name: stored.name.clone(), source })
+        let placed = take(self.device, &host)
+            .map_err(|source| LoadError::PlaceWeight { name: stored.name.clone(), source })?;
+        self.bytes.set(self.bytes.get() + self.device.bytes(&placed));
+        Ok(placed)
+    }
+
+    /// Reads and places what stays fp32: norms, gates, taps.
+    pub(crate) fn exact(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
+        let stored = self.read(name, shape)?;
+        self.hand_over(&stored, D::exact)
     }
 
     /// Reads and places.
@@ -90,10 +105,10 @@ impl<D: Device> Weights<'_, D> {
         self.place(&stored)
     }
 
-    /// A computed matrix.
+    /// A computed matrix, which stays fp32.
     pub(crate) fn table(&self, name: &str, values: &[f32], width: usize) -> Result<D::Weight, LoadError> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let shape = vec![values.len() / width, width];
-        self.place(&Stored { name: name.to_owned(), shape, dtype: Dtype::F32, bytes })
+        self.hand_over(&Stored { name: name.to_owned(), shape, dtype: Dtype::F32, bytes }, D::exact)
     }
 }

@@ -45,18 +45,18 @@ impl<D: Device> Qwen3Next<D> {
         for (layer, kind) in spec.layers.iter().enumerate() {
             let norm = |part: &str| format!("layers.{layer}.{part}_layernorm.weight");
             layers.push(Layer {
-                before: weights.weight(&norm("input"), &[spec.hidden])?,
+                before: weights.exact(&norm("input"), &[spec.hidden])?,
                 mixer: match kind {
                     LayerSpec::Linear(shape) => {
                         Mixer::Linear(LinearLayer::load(weights, layer, config, *shape)?)
                     }
                     LayerSpec::Full(shape) => Mixer::Full(FullLayer::load(weights, layer, config, *shape)?),
                 },
-                between: weights.weight(&norm("post_attention"), &[spec.hidden])?,
+                between: weights.exact(&norm("post_attention"), &[spec.hidden])?,
                 mlp: Mlp::load(weights, layer, spec.hidden, config.intermediate)?,
             });
         }
-        let norm = weights.weight("norm.weight", &[spec.hidden])?;
+        let norm = weights.exact("norm.weight", &[spec.hidden])?;
         let head = if config.tied {
             None
         } else {
@@ -107,6 +107,6 @@ impl<D: Device> Model<D> for Qwen3Next<D> {
 
     fn logits(&self, device: &D, x: &D::Tensor, rows: &[usize]) -> Result<Vec<f32>, OpError> {
         let normed = self.normed(device, &device.select(x, rows)?, &self.norm)?;
-        Ok(device.to_host(&device.linear(&normed, self.head.as_ref().unwrap_or(&self.embedding))?))
+        device.scores(&normed, self.head.as_ref().unwrap_or(&self.embedding))
     }
 }

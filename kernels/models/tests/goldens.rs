@@ -29,7 +29,7 @@ impl Session {
         let loaded = load(dir, &*device, ModelId::from("golden")).unwrap();
         let mut states = device.states(&loaded.spec, 3).unwrap();
         let pages = device.pages(&loaded.spec, 1024 / PAGE, PAGE).unwrap();
-        device.reset_slot(&mut states, 1);
+        device.reset_slot(&mut states, 1).unwrap();
         Self { device, loaded, states, pages, live: 0 }
     }
 

@@ -37,7 +37,7 @@ fn load_and_measure(dir: &Path) {
     let device = CpuDevice::new(1).unwrap();
     let before = status("VmRSS");
     let loaded = hypic_models::load(dir, &device, ModelId::from("large")).unwrap();
-    let (peak, weights) = (status("VmHWM") - before, 4 * loaded.values);
+    let (peak, weights) = (status("VmHWM") - before, loaded.bytes);
     let share = peak as f64 / weights as f64;
     assert!((0.9..=1.2).contains(&share), "{peak} bytes at most for {weights} bytes of weights");
 }

@@ -6,10 +6,11 @@ use std::ops::Range;
 use hypic_domain::model::FullShape;
 use pulp::{Arch, NullaryFnOnce};
 
+use super::CpuDevice;
 use super::math::exp;
 use super::matrix::{Into, Left, PANEL, Right, Size, pack_transposed, product};
 use super::memory::{LayerPages, LayerParts, Pages, Tensor, Weight};
-use super::{CpuDevice, shape_error};
+use crate::check::{Room, contexts, equal};
 use crate::op::{FullInput, OpError};
 use crate::plan::{Plan, Run};
 
@@ -22,13 +23,7 @@ const FEW: usize = 5;
 
 fn check(input: &FullInput<'_, CpuDevice>, plan: &Plan<CpuDevice>, pages: &Pages) -> Result<(), OpError> {
     let shape = input.shape;
-    let expect = |what: &str, expected: usize, found: usize| {
-        if expected == found {
-            Ok(())
-        } else {
-            Err(shape_error("full_mixer", format!("{what} {expected}"), found))
-        }
-    };
+    let expect = |what, expected, found| equal("full_mixer", what, expected, found);
     if shape.value == 0 || !shape.value.is_multiple_of(PANEL) || !shape.heads.is_multiple_of(shape.kv_heads) {
         let what = format!("{shape:?} (values in multiples of {PANEL}, no latent cache)");
         return Err(OpError::Unsupported { op: "full_mixer", what });
@@ -39,39 +34,19 @@ fn check(input: &FullInput<'_, CpuDevice>, plan: &Plan<CpuDevice>, pages: &Pages
     expect("value values", rows * shape.kv_heads * shape.value, input.value.values.len())?;
     expect("angles", shape.rotary, input.rope.columns)?;
     if pages.layers.get(input.layer).is_none_or(Option::is_none) {
-        return Err(shape_error("full_mixer", "pages for the layer", input.layer));
+        return Err(OpError::shape("full_mixer", "pages for the layer", input.layer));
     }
-    let mut next = 0;
-    for run in &plan.runs {
-        expect("next row", next, run.rows.start)?;
-        next = run.rows.end;
-        let context = &run.context;
-        if context.live.len() < run.rows.len() || context.pages.len() * pages.page_tokens < context.live.len()
-        {
-            let found = format!("{} live tokens, {} pages", context.live.len(), context.pages.len());
-            return Err(shape_error("full_mixer", format!("room for {} rows", run.rows.len()), found));
-        }
-        if let Some(page) = context.pages.iter().find(|&&page| page >= pages.pages) {
-            return Err(shape_error("full_mixer", format!("a page below {}", pages.pages), page));
-        }
-        let last = context.live.last().copied().unwrap_or(0);
-        let last = context.bodies.iter().map(|body| body.start + body.len).max().unwrap_or(0).max(last + 1);
-        if last as usize > input.rope.rows {
-            return Err(shape_error("full_mixer", format!("positions below {}", input.rope.rows), last));
-        }
-        for body in &context.bodies {
-            match body.layers.layer(input.layer) {
-                Some(LayerParts::Full { key, .. }) => {
-                    expect("keys of the body", body.len as usize * shape.kv_heads * shape.key, key.len())?;
-                }
-                Some(LayerParts::Linear { .. }) => {
-                    return Err(shape_error("full_mixer", "parts of a full layer", input.layer));
-                }
-                None => return Err(OpError::NotArrived { layer: input.layer }),
+    let room = Room { pages: pages.pages, page_tokens: pages.page_tokens, positions: input.rope.rows };
+    contexts(input.layer, plan, room)?;
+    for body in plan.runs.iter().flat_map(|run| &run.context.bodies) {
+        match body.layers.layer(input.layer) {
+            Some(LayerParts::Full { key, .. }) => {
+                expect("keys of the body", body.len as usize * shape.kv_heads * shape.key, key.len())?;
             }
+            _ => return Err(OpError::shape("full_mixer", "parts of a full layer", input.layer)),
         }
     }
-    expect("rows of all runs", rows, next)
+    Ok(())
 }
 
 pub(crate) fn full_mixer(
@@ -84,7 +59,7 @@ pub(crate) fn full_mixer(
     let shape = input.shape;
     let page_tokens = pages.page_tokens;
     let Some(layer) = &mut pages.layers[input.layer] else {
-        return Err(shape_error("full_mixer", "pages for the layer", input.layer));
+        return Err(OpError::shape("full_mixer", "pages for the layer", input.layer));
     };
     plan.runs.iter().for_each(|run| store(input, run, layer, page_tokens));
 

@@ -6,11 +6,12 @@ use domain::model::LinearShape;
 use hypic_domain as domain;
 use pulp::{Arch, NullaryFnOnce};
 
+use super::CpuDevice;
 use super::chunk::{CHUNK, Chunk, HeadRows, Step};
 use super::math::{silu, squares};
 use super::matrix::{Into, Left, PANEL, Right, Size, product};
 use super::memory::{HeadRecord, LayerParts, LayerState, States, Tensor, Weight, gdn_only};
-use super::{CpuDevice, shape_error};
+use crate::check::{self, equal, programs};
 use crate::op::{Gates, LinearInput, OpError};
 use crate::plan::{Plan, Rule, Run, RunOp};
 
@@ -29,13 +30,7 @@ fn check(input: &LinearInput<'_, CpuDevice>, plan: &Plan<CpuDevice>, states: &St
         let what = format!("heads of {} by {} (multiples of {PANEL} up to 512)", shape.key, shape.value);
         return Err(OpError::Unsupported { op: "linear_mixer", what });
     }
-    let expect = |what: &str, expected: usize, found: usize| {
-        if expected == found {
-            Ok(())
-        } else {
-            Err(shape_error("linear_mixer", format!("{what} {expected}"), found))
-        }
-    };
+    let expect = |what, expected, found| equal("linear_mixer", what, expected, found);
     let rows = plan.ids.len();
     expect("channels", shape.conv_channels(), input.raw.width)?;
     expect("rows", rows, input.raw.rows())?;
@@ -50,28 +45,16 @@ fn check(input: &LinearInput<'_, CpuDevice>, plan: &Plan<CpuDevice>, states: &St
         expect("taps", shape.conv_kernel, conv.columns)?;
         expect("tap channels", shape.conv_channels(), conv.rows)?;
     }
-    let mut next = 0;
-    let mut taken = vec![false; states.slots.len()];
+    programs(input.layer, plan, states.slots.len())?;
+    // What has arrived must be of the right kind.
     for run in &plan.runs {
-        match taken.get_mut(run.slot) {
-            Some(taken) if !*taken => *taken = true,
-            _ => return Err(shape_error("linear_mixer", "a slot of its own for each run", run.slot)),
-        }
         for op in &run.ops {
-            match op {
-                RunOp::Rows(range) => {
-                    expect("next row", next, range.start)?;
-                    next = range.end;
-                }
-                RunOp::Apply { body, .. } => {
-                    body_of(run, *body, input.layer)?;
-                }
-                RunOp::ClearTail => {}
+            if let RunOp::Apply { body, .. } = op {
+                body_of(run, *body, input.layer)?;
             }
         }
-        expect("rows of the program", next, run.rows.end)?;
     }
-    expect("rows of all runs", rows, next)
+    Ok(())
 }
 
 struct Body<'a> {
@@ -83,14 +66,11 @@ struct Body<'a> {
 }
 
 fn body_of<'a>(run: &'a Run<CpuDevice>, body: usize, layer: usize) -> Result<Body<'a>, OpError> {
-    let placed =
-        run.context.bodies.get(body).ok_or_else(|| shape_error("linear_mixer", "a body of the run", body))?;
-    match placed.layers.layer(layer) {
-        Some(LayerParts::Linear { place, transition, state, tail }) => {
-            Ok(Body { len: placed.len as usize, place, transition, state, tail })
+    match check::body_of("linear_mixer", run, body, layer)? {
+        (LayerParts::Linear { place, transition, state, tail }, len) => {
+            Ok(Body { len, place, transition, state, tail })
         }
-        Some(LayerParts::Full { .. }) => Err(shape_error("linear_mixer", "parts of a linear layer", layer)),
-        None => Err(OpError::NotArrived { layer }),
+        (LayerParts::Full { .. }, _) => Err(OpError::shape("linear_mixer", "parts of a linear layer", layer)),
     }
 }
 

@@ -132,6 +132,21 @@ pub struct States {
     pub(crate) slots: Vec<SlotState>,
 }
 
+impl States {
+    pub(crate) fn slot(&self, op: &'static str, slot: usize) -> Result<&SlotState, OpError> {
+        self.slots.get(slot).ok_or_else(|| no_slot(op, self.slots.len(), slot))
+    }
+
+    pub(crate) fn slot_mut(&mut self, op: &'static str, slot: usize) -> Result<&mut SlotState, OpError> {
+        let slots = self.slots.len();
+        self.slots.get_mut(slot).ok_or_else(|| no_slot(op, slots, slot))
+    }
+}
+
+fn no_slot(op: &'static str, slots: usize, slot: usize) -> OpError {
+    OpError::shape(op, format!("a slot below {slots}"), slot)
+}
+
 /// One full layer's pages.
 pub(crate) struct LayerPages {
     /// `[pages, kv heads, page tokens, key]`, not rotated.

@@ -13,7 +13,7 @@ impl Data {
         let mut noise = Noise(seed);
         Self {
             // Large enough that the softmax has something to choose.
-            query: noise.many(rows * FULL.heads * FULL.key).iter().map(|x| 3.0 * x).collect(),
+            query: noise.many(rows * FULL.heads * FULL.key).iter().map(|x| 4.0 * x).collect(),
             key: noise.many(rows * FULL.kv_heads * FULL.key),
             value: noise.many(rows * FULL.kv_heads * FULL.value),
         }
@@ -48,10 +48,10 @@ fn frequencies() -> Vec<f64> {
 }
 
 fn attend(
-    device: &CpuDevice,
+    device: &TestDevice,
     data: &Data,
     rows: usize,
-    runs: Vec<Run<CpuDevice>>,
+    runs: Vec<Run<TestDevice>>,
     pages: &mut Pages,
 ) -> Result<Vec<f32>, OpError> {
     let angles = |position: usize| frequencies().into_iter().map(move |f| f * position as f64);
@@ -62,23 +62,29 @@ fn attend(
     let input = FullInput {
         layer: 1,
         shape: &FULL,
-        query: &device.tensor(&data.query, FULL.heads * FULL.key),
-        key: &device.tensor(&data.key, FULL.kv_heads * FULL.key),
-        value: &device.tensor(&data.value, FULL.kv_heads * FULL.value),
-        rope: &weight(device, &table, &[4096, FULL.rotary]),
+        query: &device.tensor(&data.query, FULL.heads * FULL.key).unwrap(),
+        key: &device.tensor(&data.key, FULL.kv_heads * FULL.key).unwrap(),
+        value: &device.tensor(&data.value, FULL.kv_heads * FULL.value).unwrap(),
+        rope: &exact(device, &table, &[4096, FULL.rotary]),
         scale: (FULL.key as f32).powf(-0.5),
     };
-    device.full_mixer(&input, &Plan { ids: vec![0; rows], runs }, pages).map(|out| device.to_host(&out))
+    device.full_mixer(&input, &Plan { ids: vec![0; rows], runs }, pages).and_then(|out| device.to_host(&out))
 }
 
-fn run(rows: std::ops::Range<usize>, pages: Vec<usize>, live: Vec<u32>) -> Run<CpuDevice> {
+fn run(rows: std::ops::Range<usize>, pages: Vec<usize>, live: Vec<u32>) -> Run<TestDevice> {
     let context = Context { pages, live, bodies: vec![] };
     Run { ops: vec![RunOp::Rows(rows.clone())], rows, slot: 0, context, record: None }
 }
 
-fn body(device: &CpuDevice, data: &Data, start: u32, len: usize) -> PlacedBody<CpuDevice> {
+fn body(
+    device: &TestDevice,
+    pages: &mut Pages,
+    data: &Data,
+    start: u32,
+    len: usize,
+) -> PlacedBody<TestDevice> {
     let layers = BodyLayers::empty(2);
-    layers.arrive(1, device.import(1, &spec(), data.host(len)).unwrap());
+    layers.arrive(1, device.import(1, &spec(), pages, data.host(len)).unwrap());
     PlacedBody { layers: Arc::new(layers), start, len: len as u32 }
 }
 
@@ -103,7 +109,7 @@ fn tokens<'a>(data: &'a Data, positions: &[u32]) -> Vec<Token<'a>> {
 #[test]
 fn any_length_equals_the_reference_in_one_step_or_many() {
     for (rows, threads) in [(1, 1), (7, 1), (63, 2), (64, 1), (65, 2), (300, 2)] {
-        let device = CpuDevice::poisoned(threads).unwrap();
+        let device = poisoned(threads);
         let data = Data::random(rows as u64, rows);
         let positions: Vec<u32> = (0..rows as u32).collect();
         let right = right(&data, 0..rows, &positions, &tokens(&data, &positions));
@@ -133,18 +139,19 @@ fn any_length_equals_the_reference_in_one_step_or_many() {
 /// Two requests that share a body at different places, each with seams, bodies and a query, and one that decodes.
 #[test]
 fn rows_see_bodies_and_live_tokens_by_global_position() {
-    let device = CpuDevice::poisoned(2).unwrap();
+    let device = poisoned(2);
+    let mut pages = device.pages(&spec(), 6, PAGE).unwrap();
     let (first, second) = (Data::random(1, 100), Data::random(2, 37));
     let data = Data::random(3, 27);
     // 0: seam 0..8, body 8..108, seam 108..116, body 116..153, query 153..156.
     let places: Vec<u32> = (0..8).chain(108..116).chain(153..156).collect();
     let mut one = run(0..19, vec![4, 2], places.clone());
-    one.context.bodies = vec![body(&device, &first, 8, 100), body(&device, &second, 116, 37)];
+    one.context.bodies =
+        vec![body(&device, &mut pages, &first, 8, 100), body(&device, &mut pages, &second, 116, 37)];
     // 1: seam 0..7, body 1000..1100: a row before it, and one behind.
     let others: Vec<u32> = (0..7).chain([1100]).collect();
     let mut two = run(19..27, vec![0], others.clone());
-    two.context.bodies = vec![body(&device, &first, 1000, 100)];
-    let mut pages = device.pages(&spec(), 6, PAGE).unwrap();
+    two.context.bodies = vec![body(&device, &mut pages, &first, 1000, 100)];
     let out = attend(&device, &data, 27, vec![one, two], &mut pages).unwrap();
 
     let split = 19 * FULL.heads * FULL.value;
@@ -164,7 +171,8 @@ fn rows_see_bodies_and_live_tokens_by_global_position() {
     // One more token of the first request: few rows take another way through the device.
     let next = Data::random(4, 1);
     let mut decode = run(0..1, vec![4, 2], places.iter().copied().chain([156]).collect());
-    decode.context.bodies = vec![body(&device, &first, 8, 100), body(&device, &second, 116, 37)];
+    decode.context.bodies =
+        vec![body(&device, &mut pages, &first, 8, 100), body(&device, &mut pages, &second, 116, 37)];
     let out = attend(&device, &next, 1, vec![decode], &mut pages).unwrap();
     let mut seen = tokens(&data, &places);
     seen.extend(tokens(&first, &(8..108).collect::<Vec<_>>()));
@@ -175,7 +183,7 @@ fn rows_see_bodies_and_live_tokens_by_global_position() {
 
 #[test]
 fn a_build_exports_unrotated_keys_of_its_body() {
-    let device = CpuDevice::poisoned(1).unwrap();
+    let device = poisoned(1);
     let spec = spec();
     let data = Data::random(8, 40);
     let mut pages = device.pages(&spec, 5, PAGE).unwrap();
@@ -202,7 +210,7 @@ fn a_build_exports_unrotated_keys_of_its_body() {
     assert_eq!(device.export(&export).unwrap(), tail.host(32));
 
     // A copied page holds the same.
-    device.copy_page(&mut pages, 0, 1);
+    device.copy_page(&mut pages, 0, 1).unwrap();
     let context = Context { pages: vec![3, 1, 4], ..live.context };
     let export = Export {
         pages: &pages,
@@ -220,7 +228,7 @@ fn a_build_exports_unrotated_keys_of_its_body() {
 
 #[test]
 fn what_can_not_be_attended_is_refused() {
-    let device = CpuDevice::poisoned(1).unwrap();
+    let device = poisoned(1);
     let data = Data::random(1, 4);
     let mut pages = device.pages(&spec(), 2, PAGE).unwrap();
     let with_body = |layers| {

@@ -4,46 +4,63 @@ use super::*;
 fn row_ops_equal_the_reference_on_one_and_on_two_threads() {
     let mut noise = Noise(1);
     for (rows, threads) in [(1, 1), (7, 2), (65, 2), (1000, 1), (1000, 2)] {
-        let device = CpuDevice::poisoned(threads).unwrap();
+        let device = poisoned(threads);
         let (x, y) = (noise.many(rows * 96), noise.many(rows * 96));
-        let (tx, ty) = (device.tensor(&x, 96), device.tensor(&y, 96));
+        let (tx, ty) = (device.tensor(&x, 96).unwrap(), device.tensor(&y, 96).unwrap());
         let vector = noise.many(48);
-        let placed = weight(&device, &vector, &[48]);
+        let placed = exact(&device, &vector, &[48]);
         for style in [NormWeight::ZeroCentred, NormWeight::Plain] {
             let found = device.rms_norm(&tx, &placed, 48, style, 1e-6).unwrap();
-            within(Compared::Rows, &device.to_host(&found), &reference::rms_norm(&x, &vector, style, 1e-6));
+            within(
+                Compared::Rows,
+                &device.to_host(&found).unwrap(),
+                &reference::rms_norm(&x, &vector, style, 1e-6),
+            );
         }
         let found = device.gated_norm(&tx, &ty, &placed, 48, 1e-6).unwrap();
-        within(Compared::Rows, &device.to_host(&found), &reference::gated_norm(&x, &y, &vector, 1e-6));
+        within(
+            Compared::Rows,
+            &device.to_host(&found).unwrap(),
+            &reference::gated_norm(&x, &y, &vector, 1e-6),
+        );
         let found = device.swiglu(&tx).unwrap();
-        within(Compared::Rows, &device.to_host(&found), &reference::swiglu(&x, 48));
-        let mut sum = device.tensor(&x, 96);
+        within(Compared::Rows, &device.to_host(&found).unwrap(), &reference::swiglu(&x, 48));
+        let mut sum = device.tensor(&x, 96).unwrap();
         device.add(&mut sum, &ty).unwrap();
         let right: Vec<f64> = x.iter().zip(&y).map(|(&x, &y)| f64::from(x + y)).collect();
-        within(Compared::Rows, &device.to_host(&sum), &right);
-        let mut gated = device.tensor(&x, 96);
+        within(Compared::Rows, &device.to_host(&sum).unwrap(), &right);
+        let mut gated = device.tensor(&x, 96).unwrap();
         device.sigmoid_gate(&mut gated, &ty).unwrap();
         let gate = |(&x, &y): (&f32, &f32)| f64::from(x) / (1.0 + (-f64::from(y)).exp());
-        within(Compared::Rows, &device.to_host(&gated), &x.iter().zip(&y).map(gate).collect::<Vec<_>>());
+        within(
+            Compared::Rows,
+            &device.to_host(&gated).unwrap(),
+            &x.iter().zip(&y).map(gate).collect::<Vec<_>>(),
+        );
         for out in [1, 16, 50, 700] {
             let matrix = noise.many(out * 96);
-            let found = device.linear(&tx, &weight(&device, &matrix, &[out, 96])).unwrap();
-            within(Compared::Linear, &device.to_host(&found), &reference::linear(&x, &matrix, 96));
+            let placed = weight(&device, &matrix, &[out, 96]);
+            let right = reference::linear(&x, &matrix, 96);
+            let found = device.linear(&tx, &placed).unwrap();
+            within(Compared::Linear, &device.to_host(&found).unwrap(), &right);
+            // Scores are sums in fp32 whatever the device computes in, and the inputs are exact in every format.
+            let found = device.scores(&tx, &placed).unwrap();
+            assert!(error(&found, &right) <= bound(Compared::Linear, Dtype::F32));
         }
     }
 }
 
 #[test]
 fn rows_are_looked_up_and_selected() {
-    let device = CpuDevice::poisoned(1).unwrap();
+    let device = poisoned(1);
     let table = Noise(2).many(37 * 24);
     let placed = weight(&device, &table, &[37, 24]);
     let rows = device.embed(&placed, &[36, 0, 17]).unwrap();
     let right: Vec<f32> =
         [36, 0, 17].iter().flat_map(|row| &table[row * 24..(row + 1) * 24]).copied().collect();
-    assert_eq!(device.to_host(&rows), right);
+    assert_eq!(device.to_host(&rows).unwrap(), right);
     assert_eq!(
-        device.to_host(&device.select(&rows, &[2, 2]).unwrap()),
+        device.to_host(&device.select(&rows, &[2, 2]).unwrap()).unwrap(),
         [&right[48..], &right[48..]].concat()
     );
     assert!(matches!(device.embed(&placed, &[37]), Err(OpError::Shape { .. })));
@@ -52,12 +69,13 @@ fn rows_are_looked_up_and_selected() {
 
 #[test]
 fn half_precision_weights_are_widened_exactly() {
-    let device = CpuDevice::poisoned(1).unwrap();
+    let device = poisoned(1);
     // 1.5 in bf16 and in f16.
     for (dtype, bytes) in [(Dtype::Bf16, [0xc0, 0x3f]), (Dtype::F16, [0x00, 0x3e])] {
         let host = HostTensor { name: "w", shape: vec![1, 2], dtype, bytes: &[bytes, bytes].concat() };
-        let found = device.linear(&device.tensor(&[1.0, 2.0], 2), &device.weight(&host).unwrap()).unwrap();
-        assert_eq!(device.to_host(&found), [4.5]);
+        let found =
+            device.linear(&device.tensor(&[1.0, 2.0], 2).unwrap(), &device.weight(&host).unwrap()).unwrap();
+        assert_eq!(device.to_host(&found).unwrap(), [4.5]);
     }
     let short = HostTensor { name: "w", shape: vec![1, 2], dtype: Dtype::F32, bytes: &[0; 4] };
     assert!(device.weight(&short).is_err());

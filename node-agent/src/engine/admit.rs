@@ -1,6 +1,7 @@
 //! What the engine is told, and who may begin.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hypic_compose::Program;
@@ -9,7 +10,7 @@ use hypic_domain::flow::{ColdReason, Mode, Order, SegmentOutcome, SegmentReport}
 use hypic_domain::id::AgentId;
 use hypic_domain::sampling::FinishReason;
 use hypic_domain::unit::{Millis, Tokens};
-use hypic_kernels::op::{Device, HostLayer};
+use hypic_kernels::op::{Device, HostLayer, OpError};
 use hypic_kernels::plan::PlacedBody;
 
 use super::edge::{Age, BuildEvent, Command, Events};
@@ -178,7 +179,7 @@ impl<D: Device> Core<D> {
         if layer >= self.layers.len() || body.layer(layer).is_some() {
             return;
         }
-        match self.device.import(layer, self.model.spec(), host) {
+        match self.device.import(layer, self.model.spec(), &mut self.memory.pages, host) {
             Ok(parts) => body.arrive(layer, parts),
             Err(error) => {
                 tracing::warn!(key = %prompt.keys[place], layer, error = %error, "a tuple does not fit the model");
@@ -299,11 +300,22 @@ impl<D: Device> Core<D> {
         }
         sequence.computed = row;
         sequence.wants_pages = 0;
-        sequence.hold = Some(match saved {
+        let hold = match saved {
             Some(saved) => self.memory.hold_from(&self.device, slot, &saved),
             None => self.memory.hold(&self.device, slot),
-        });
+        };
+        let request = sequence.prompt.request;
+        let failed = match hold {
+            Ok(hold) => {
+                sequence.hold = Some(hold);
+                None
+            }
+            Err(source) => Some(EngineError::run_step(source)),
+        };
         self.running.insert(sequence.age, sequence);
+        if let Some(error) = failed {
+            self.fail_request(request, &error);
+        }
     }
 }
 
@@ -320,6 +332,10 @@ impl<D: Device> Sequence<D> {
 }
 
 impl EngineError {
+    pub(super) fn run_step(source: OpError) -> Self {
+        Self::RunStep { source: Arc::new(source) }
+    }
+
     pub(super) fn fit_pages(tokens: usize, limit: usize) -> Self {
         Self::FitPages { tokens: Tokens(tokens as u32), limit: Tokens(limit as u32) }
     }

@@ -6,13 +6,14 @@ use std::time::Instant;
 use hypic_compose::Build as Program;
 use hypic_domain::key::{Scope, SegmentKey};
 use hypic_domain::unit::Millis;
-use hypic_kernels::op::{Device, Export, HostLayer};
+use hypic_kernels::op::{Device, Export, HostLayer, OpError};
 use hypic_kernels::plan::{BodyLayers, Context, Record, Run};
 use hypic_store::StoreError;
 use hypic_store::codec::{TupleHead, TupleWriter};
 
 use super::edge::{Age, BuildEvent, BuildEvents};
 use super::memory::{Hold, empty_context};
+use super::pool::Lease;
 use super::run::{Core, tuple_head};
 use super::step::Step;
 use super::tuple::{decode_layer, layer_values};
@@ -172,22 +173,29 @@ impl<D: Device> Core<D> {
                 return;
             }
             let Some(slot) = self.memory.build_slots.take() else { return };
-            let mut hold = self.memory.hold(&self.device, slot);
-            let has_pages = self.memory.reserve(&self.device, &mut hold, rows);
-            match self.device.recording(self.model.spec()) {
-                Ok(recording) if has_pages => {
+            match self.prepare(slot, rows) {
+                Ok(Some((hold, recording))) => {
                     let recording = Arc::new(Mutex::new(recording));
                     self.builds[place].running =
                         Some(Running { hold, recording, computed: 0, begun: Instant::now() });
                 }
-                Ok(_) => return,
+                Ok(None) => return,
                 Err(source) => {
                     let key = self.builds[place].key;
-                    self.fail_build(&key, &EngineError::RunStep { source: Arc::new(source) });
+                    self.fail_build(&key, &EngineError::run_step(source));
                     return;
                 }
             }
         }
+    }
+
+    /// Memory of a build of `rows` rows; none while pages are missing.
+    fn prepare(&mut self, slot: Lease, rows: usize) -> Result<Option<(Hold<D>, D::Recording)>, OpError> {
+        let mut hold = self.memory.hold(&self.device, slot)?;
+        if !self.memory.reserve(&self.device, &mut hold, rows)? {
+            return Ok(None);
+        }
+        Ok(Some((hold, self.device.recording(self.model.spec())?)))
     }
 
     /// Gives out one layer of a build that ends in this step of `rows` of its rows.
@@ -203,7 +211,6 @@ impl<D: Device> Core<D> {
         if running.computed + rows < build.program.program.rows() {
             return Ok(());
         }
-        let failed = |source| EngineError::RunStep { source: Arc::new(source) };
         let recording = running.recording.lock().unwrap_or_else(PoisonError::into_inner);
         let exported = self.device.export(&Export {
             layer,
@@ -217,7 +224,7 @@ impl<D: Device> Core<D> {
             skip_below: self.config.format.skip_below,
         });
         drop(recording);
-        let exported = exported.map_err(failed)?;
+        let exported = exported.map_err(EngineError::run_step)?;
         if let HostLayer::Linear { live, .. } = &exported {
             self.counters.heads += live.len() as u64;
             self.counters.heads_live += live.iter().filter(|live| **live).count() as u64;
@@ -226,7 +233,8 @@ impl<D: Device> Core<D> {
         let parts = writer.push_layer(layer_values(&exported)).map_err(write_failed)?.to_vec();
         // What is used here went through the stored format too: a hit gives the same bits.
         let stored = decode_layer(&build.head, layer, &parts).map_err(write_failed)?;
-        build.body.arrive(layer, self.device.import(layer, self.model.spec(), stored).map_err(failed)?);
+        let placed = self.device.import(layer, self.model.spec(), &mut self.memory.pages, stored);
+        build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
         build.tell(BuildEvent::Layer { key: *key, layer, parts });
         Ok(())
     }

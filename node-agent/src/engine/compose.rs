@@ -71,7 +71,7 @@ impl<D: Device> Core<D> {
             }
             Err(source) => {
                 let request = sequence.prompt.request;
-                self.fail_request(request, &EngineError::RunStep { source: source.into() });
+                self.fail_request(request, &EngineError::run_step(source));
                 return true;
             }
         }

@@ -2,7 +2,7 @@
 
 use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_domain::unit::Bytes;
-use hypic_kernels::op::Device;
+use hypic_kernels::op::{Device, OpError};
 use hypic_kernels::plan::Context;
 use hypic_store::SnapshotCache;
 
@@ -67,12 +67,12 @@ impl<D: Device> Hold<D> {
     }
 
     /// Everything needed to go on from here, sharing the pages.
-    pub(super) fn save(&self, device: &D, memory: &Memory<D>) -> Saved<D> {
-        Saved {
-            state: device.save_slot(&memory.states, self.slot()),
+    pub(super) fn save(&self, device: &D, memory: &Memory<D>) -> Result<Saved<D>, OpError> {
+        Ok(Saved {
+            state: device.save_slot(&memory.states, self.slot())?,
             pages: self.pages.clone(),
             live: self.context.live.clone(),
-        }
+        })
     }
 }
 
@@ -84,20 +84,25 @@ impl<D: Device> Memory<D> {
 
     /// A slot set to zero, without pages. States are set here, on acquire, and never trusted from a former
     /// owner.
-    pub(super) fn hold(&mut self, device: &D, slot: Lease) -> Hold<D> {
-        device.reset_slot(&mut self.states, slot.number());
-        Hold { slot, pages: Vec::new(), context: empty_context() }
+    pub(super) fn hold(&mut self, device: &D, slot: Lease) -> Result<Hold<D>, OpError> {
+        device.reset_slot(&mut self.states, slot.number())?;
+        Ok(Hold { slot, pages: Vec::new(), context: empty_context() })
     }
 
     /// A slot set from a copy, sharing its pages.
-    pub(super) fn hold_from(&mut self, device: &D, slot: Lease, saved: &Saved<D>) -> Hold<D> {
-        device.load_slot(&mut self.states, slot.number(), &saved.state);
+    pub(super) fn hold_from(
+        &mut self,
+        device: &D,
+        slot: Lease,
+        saved: &Saved<D>,
+    ) -> Result<Hold<D>, OpError> {
+        device.load_slot(&mut self.states, slot.number(), &saved.state)?;
         let context = Context {
             pages: saved.pages.iter().map(Lease::number).collect(),
             live: saved.live.clone(),
             bodies: Vec::new(),
         };
-        Hold { slot, pages: saved.pages.clone(), context }
+        Ok(Hold { slot, pages: saved.pages.clone(), context })
     }
 
     /// Free pages that `hold` lacks to take `rows` more live tokens.
@@ -114,24 +119,25 @@ impl<D: Device> Memory<D> {
     }
 
     /// Makes room for `rows` more live tokens. False, and nothing changed, when pages are missing.
-    pub(super) fn reserve(&mut self, device: &D, hold: &mut Hold<D>, rows: usize) -> bool {
+    pub(super) fn reserve(&mut self, device: &D, hold: &mut Hold<D>, rows: usize) -> Result<bool, OpError> {
         if self.pages_missing(hold, rows) > 0 {
-            return false;
+            return Ok(false);
         }
         if self.must_copy(hold)
-            && let (Some(last), Some(own)) = (hold.pages.pop(), self.page_pool.take())
+            && let (Some(last), Some(own)) = (hold.pages.last(), self.page_pool.take())
         {
-            device.copy_page(&mut self.pages, last.number(), own.number());
+            device.copy_page(&mut self.pages, last.number(), own.number())?;
+            hold.pages.pop();
             hold.context.pages.pop();
             hold.context.pages.push(own.number());
             hold.pages.push(own);
         }
         while hold.pages.len() < self.pages_for(hold.context.live.len() + rows) {
-            let Some(page) = self.page_pool.take() else { return false };
+            let Some(page) = self.page_pool.take() else { return Ok(false) };
             hold.context.pages.push(page.number());
             hold.pages.push(page);
         }
-        true
+        Ok(true)
     }
 }
 

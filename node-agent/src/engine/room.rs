@@ -20,10 +20,16 @@ impl<D: Device> Core<D> {
             self.give_way(age, needed);
             return false;
         }
-        let Some(hold) = self.running.get_mut(&age).and_then(|sequence| sequence.hold.as_mut()) else {
-            return false;
-        };
-        self.memory.reserve(&self.device, hold, rows)
+        let Some(sequence) = self.running.get_mut(&age) else { return false };
+        let request = sequence.prompt.request;
+        let Some(hold) = &mut sequence.hold else { return false };
+        match self.memory.reserve(&self.device, hold, rows) {
+            Ok(reserved) => reserved,
+            Err(source) => {
+                self.fail_request(request, &EngineError::run_step(source));
+                false
+            }
+        }
     }
 
     /// Frees pages until `missing` more are free; only running sequences that `may_lose` theirs do.

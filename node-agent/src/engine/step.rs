@@ -1,7 +1,5 @@
 //! One step: who takes part, and their packed rows through the model, layer by layer.
 
-use std::sync::Arc;
-
 use hypic_domain::key::SegmentKey;
 use hypic_domain::model::ModelSpec;
 use hypic_kernels::op::{Device, OpError};
@@ -192,9 +190,8 @@ impl<D: Device> Core<D> {
         building: &[(SegmentKey, usize)],
         recording: usize,
     ) -> Result<(), EngineError> {
-        let failed = |source| EngineError::RunStep { source: Arc::new(source) };
         for layer in 0..self.layers.len() {
-            step.advance(&self.device, &*self.model, &mut self.memory).map_err(failed)?;
+            step.advance(&self.device, &*self.model, &mut self.memory).map_err(EngineError::run_step)?;
             for ((key, rows), run) in building.iter().zip(&step.plan.runs[recording..]) {
                 self.export_layer(key, *rows, layer, &run.context)?;
             }
@@ -217,10 +214,8 @@ impl<D: Device> Core<D> {
             .collect();
         let rows: Vec<usize> =
             ends.iter().zip(&is_complete).filter(|(_, complete)| **complete).map(|(end, _)| *end).collect();
-        let mut logits = step
-            .logits(&self.device, &*self.model, &rows)
-            .map_err(|source| EngineError::RunStep { source: Arc::new(source) })?
-            .into_iter();
+        let mut logits =
+            step.logits(&self.device, &*self.model, &rows).map_err(EngineError::run_step)?.into_iter();
         Ok(is_complete.into_iter().map(|complete| complete.then(|| logits.next()).flatten()).collect())
     }
 

@@ -9,7 +9,7 @@ use hypic_decode::{Sampler, check};
 use hypic_domain::flow::{DrawnToken, ReadyState, SegmentOutcome, TokenEvent};
 use hypic_domain::sampling::FinishReason;
 use hypic_domain::unit::{Millis, Tokens};
-use hypic_kernels::op::Device;
+use hypic_kernels::op::{Device, OpError};
 
 use super::EngineError;
 use super::edge::Age;
@@ -28,7 +28,10 @@ impl<D: Device> Core<D> {
         }
         if let Some(lead) = sequence.lead.take() {
             sequence.tell(TokenEvent::Ready(ready(&sequence.prompt, &lead, &logits)));
-            self.fork(&sequence, lead, &logits);
+            if let Err(source) = self.fork(&sequence, lead, &logits) {
+                sequence.fail(EngineError::run_step(source));
+                return;
+            }
         }
         if self.draw(&mut sequence, &logits) {
             self.running.insert(age, sequence);
@@ -59,7 +62,13 @@ impl<D: Device> Core<D> {
         if self.memory.snapshots.contains(key) {
             return;
         }
-        let saved = Arc::new(hold.save(&self.device, &self.memory));
+        let saved = match hold.save(&self.device, &self.memory) {
+            Ok(saved) => Arc::new(saved),
+            Err(error) => {
+                tracing::warn!(%key, %error, "no snapshot could be taken");
+                return;
+            }
+        };
         // Times are only compared with each other, and go by the rows.
         let time = Millis(*row as f64);
         let bytes = self.model.spec().slot_bytes();
@@ -71,9 +80,9 @@ impl<D: Device> Core<D> {
 
     /// The other choices begin where the prompt ends, on copies of its state and shared pages. Each draws its
     /// first token now and waits for a slot to go on.
-    fn fork(&mut self, first: &Sequence<D>, lead: Lead, logits: &[f32]) {
-        let Some(hold) = first.hold.as_ref().filter(|_| !lead.others.is_empty()) else { return };
-        let end = Arc::new(hold.save(&self.device, &self.memory));
+    fn fork(&mut self, first: &Sequence<D>, lead: Lead, logits: &[f32]) -> Result<(), OpError> {
+        let Some(hold) = first.hold.as_ref().filter(|_| !lead.others.is_empty()) else { return Ok(()) };
+        let end = Arc::new(hold.save(&self.device, &self.memory)?);
         let mut forks = Vec::new();
         for (choice, sampling) in (1..).zip(lead.others) {
             let mut fork = Sequence {
@@ -99,6 +108,7 @@ impl<D: Device> Core<D> {
         for fork in forks.into_iter().rev() {
             self.waiting.put_back(&first.prompt.tenant, fork);
         }
+        Ok(())
     }
 
     /// Draws a sequence's next token and tells it. False when the choice is complete.

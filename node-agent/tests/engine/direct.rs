@@ -36,7 +36,7 @@ impl<'a> Direct<'a> {
         let pages = tokens.div_ceil(PAGE);
         let spec = fixture.spec();
         let mut states = fixture.device.states(spec, 1).unwrap();
-        fixture.device.reset_slot(&mut states, 0);
+        fixture.device.reset_slot(&mut states, 0).unwrap();
         Self {
             fixture,
             states,
@@ -85,7 +85,7 @@ impl<'a> Direct<'a> {
     }
 
     /// What was recorded, as a body of the last `len` live tokens.
-    pub(crate) fn export(&self, recording: &Mutex<Recording>, len: usize) -> Arc<BodyLayers<CpuDevice>> {
+    pub(crate) fn export(&mut self, recording: &Mutex<Recording>, len: usize) -> Arc<BodyLayers<CpuDevice>> {
         let (device, spec) = (&self.fixture.device, self.fixture.spec());
         let body = Arc::new(BodyLayers::empty(spec.layers.len()));
         let recording = recording.lock().unwrap();
@@ -107,14 +107,14 @@ impl<'a> Direct<'a> {
                 body: len,
                 skip_below: 0.0,
             });
-            body.arrive(layer, device.import(layer, spec, host.unwrap()).unwrap());
+            body.arrive(layer, device.import(layer, spec, &mut self.pages, host.unwrap()).unwrap());
         }
         body
     }
 
     /// The running state of a linear layer.
     pub(crate) fn state(&self, layer: usize) -> Vec<f32> {
-        self.fixture.device.slot_state(&self.states, 0, layer)
+        self.fixture.device.slot_state(&self.states, 0, layer).unwrap()
     }
 }
 

@@ -31,13 +31,12 @@ fn norms_equal_f64_at_odd_widths() {
         let gated = each(&|i| wx[i] * scale[i / width] * ww[i % width] * wz[i] / (1.0 + (-wz[i]).exp()));
         let unit = each(&|i| 0.125 * wx[i] / (squares[i / width] + f64::from(EPS)).sqrt());
         on_devices(|device| {
-            let [x, z, weight] = [&x, &z, &weight].map(|values| Buffer::from_slice(device, values).unwrap());
-            let plain: Vec<f32> = x.read().unwrap().iter().map(|x| x.to_f32()).collect();
-            let plain = Buffer::from_slice(device, &plain).unwrap();
+            let [x, z] = [&x, &z].map(|values| Buffer::from_slice(device, values).unwrap());
+            let weight = Buffer::from_slice(device, &narrow(&weight)).unwrap();
             let mut outputs =
                 [(); 3].map(|()| Buffer::from_slice(device, &vec![bf16::NAN; rows * width]).unwrap());
             rms_norm(device, &x, &weight, &mut outputs[0], 1.0, EPS).unwrap();
-            gated_norm(device, &plain, &z, &weight, &mut outputs[1], EPS).unwrap();
+            gated_norm(device, &x, &z, &weight, &mut outputs[1], EPS).unwrap();
             unit_norm(device, &x, &mut outputs[2], width, 0.125, EPS).unwrap();
             let outputs = outputs.map(|y| narrow(&y.read().unwrap()));
             for (y, expected) in outputs.iter().zip([&zero_centred, &gated, &unit]) {

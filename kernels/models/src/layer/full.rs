@@ -42,8 +42,8 @@ impl<D: Device> FullLayer<D> {
             gate: weights.place(&both.rows(half(1)))?,
             key: weights.weight(&name("k_proj"), &[shape.kv_heads * shape.key, hidden])?,
             value: weights.weight(&name("v_proj"), &[shape.kv_heads * shape.value, hidden])?,
-            query_norm: weights.weight(&name("q_norm"), &[shape.key])?,
-            key_norm: weights.weight(&name("k_norm"), &[shape.key])?,
+            query_norm: weights.exact(&name("q_norm"), &[shape.key])?,
+            key_norm: weights.exact(&name("k_norm"), &[shape.key])?,
             out: weights.weight(&name("o_proj"), &[hidden, shape.heads * shape.value])?,
         })
     }

@@ -74,10 +74,10 @@ impl<D: Device> LinearLayer<D> {
             gate,
             write,
             decay,
-            conv: weights.weight(&name("conv1d.weight"), &[shape.conv_channels(), shape.conv_kernel])?,
-            a_log: weights.weight(&name("A_log"), &[shape.heads])?,
-            dt_bias: weights.weight(&name("dt_bias"), &[shape.heads])?,
-            norm: weights.weight(&name("norm.weight"), &[shape.value])?,
+            conv: weights.exact(&name("conv1d.weight"), &[shape.conv_channels(), shape.conv_kernel])?,
+            a_log: weights.exact(&name("A_log"), &[shape.heads])?,
+            dt_bias: weights.exact(&name("dt_bias"), &[shape.heads])?,
+            norm: weights.exact(&name("norm.weight"), &[shape.value])?,
             out: weights.weight(&name("out_proj.weight"), &[hidden, values])?,
         })
     }

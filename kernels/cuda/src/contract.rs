@@ -1,0 +1,294 @@
+//! The op contract of `hypic-kernels` on a CUDA device.
+//!
+//! Activations, KV and tails have the format `E`: bf16 for use, fp32 for checks. States are fp32, bodies are tiles of
+//! layout 1. Everything is given to one stream, in order; only what returns host values waits. Fresh memory comes from
+//! the device's stream-ordered pool.
+
+mod full;
+mod linear;
+mod memory;
+mod tuple;
+
+use std::marker::PhantomData;
+
+use half::bf16;
+use hypic_domain::model::ModelSpec;
+use hypic_kernels::op::{self, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError};
+use hypic_kernels::plan::Plan;
+
+use crate::memory::{Float, Fresh};
+use crate::{Buffer, Device, Error, ProductSize};
+use memory::{Pages, SlotState, States, Tensor, Values, Weight};
+use tuple::{LayerParts, Recording};
+
+/// A CUDA device (or its fibers) as models and engine see it.
+pub struct CudaDevice<E: Float = bf16> {
+    device: Device,
+    fresh: Fresh,
+    body_tokens: usize,
+    format: PhantomData<E>,
+}
+
+impl<E: Float> CudaDevice<E> {
+    /// Over `device`. Every pool of pages gets room for the KV of `body_tokens` tokens of cached bodies, beside the
+    /// pages that it is asked for.
+    pub fn new(device: Device, body_tokens: usize) -> Self {
+        Self { device, fresh: Fresh::Anything, body_tokens, format: PhantomData }
+    }
+
+    /// The same, with NaN in every fresh output, slot and page, for tests.
+    pub fn poisoned(device: Device, body_tokens: usize) -> Self {
+        Self { fresh: Fresh::Poison, ..Self::new(device, body_tokens) }
+    }
+
+    /// Bytes that the KV of bodies takes in a pool of pages of this model.
+    pub fn body_bytes(&self, spec: &ModelSpec) -> u64 {
+        memory::kv_bytes::<E>(spec) * self.body_tokens as u64
+    }
+
+    /// Waits until everything given to the device is done.
+    ///
+    /// # Errors
+    /// What a kernel did wrong since the last wait.
+    pub fn wait(&self) -> Result<(), OpError> {
+        self.device.wait().map_err(failed("wait"))
+    }
+
+    fn output<T: Float>(&self, len: usize) -> crate::Result<Buffer<T>> {
+        Buffer::fresh(&self.device, len, self.fresh)
+    }
+
+    /// A tensor of as many rows as `values` in rows of `width` fit, written by `write`.
+    fn written(
+        &self,
+        op: &'static str,
+        (rows, width): (usize, usize),
+        write: impl FnOnce(&Device, &mut Buffer<E>) -> crate::Result<()>,
+    ) -> Result<Tensor<E>, OpError> {
+        let mut values = self.output(rows * width).map_err(failed(op))?;
+        write(&self.device, &mut values).map_err(failed(op))?;
+        Ok(Tensor { values, width })
+    }
+}
+
+/// What an op says when this layer refuses.
+fn failed(op: &'static str) -> impl Fn(Error) -> OpError {
+    move |error| match error {
+        Error::CheckShape { what, expected, found } => {
+            OpError::Shape { op, expected: format!("{what} to be {expected}"), found }
+        }
+        Error::NoDevice => OpError::NoDevice { reason: Error::NoDevice.to_string() },
+        other => OpError::Device { op, source: other.into() },
+    }
+}
+
+impl<E: Float> op::Device for CudaDevice<E> {
+    type Tensor = Tensor<E>;
+    type Weight = Weight<E>;
+    type States = States<E>;
+    type Pages = Pages<E>;
+    type SlotState = SlotState<E>;
+    type LayerParts = LayerParts<E>;
+    type Recording = Recording;
+
+    fn name(&self) -> &'static str {
+        if self.device.capability().is_some() { "cuda" } else { "cuda fibers" }
+    }
+
+    fn weight(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {
+        Weight::from_host(host, |values: &[E]| Buffer::from_slice(&self.device, values).map(Values::Compute))
+    }
+
+    fn exact(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {
+        Weight::from_host(host, |values: &[f32]| Buffer::from_slice(&self.device, values).map(Values::Exact))
+    }
+
+    fn bytes(&self, weight: &Weight<E>) -> u64 {
+        weight.bytes()
+    }
+
+    fn states(&self, spec: &ModelSpec, slots: usize) -> Result<States<E>, OpError> {
+        States::new(&self.device, self.fresh, spec, slots).map_err(failed("states"))
+    }
+
+    fn pages(&self, spec: &ModelSpec, pages: usize, page_tokens: usize) -> Result<Pages<E>, OpError> {
+        if page_tokens == 0 {
+            return Err(OpError::shape("pages", "at least one token a page", 0));
+        }
+        let bodies = self.body_tokens.div_ceil(page_tokens);
+        Pages::new(&self.device, self.fresh, spec, (pages, bodies, page_tokens)).map_err(failed("pages"))
+    }
+
+    fn reset_slot(&self, states: &mut States<E>, slot: usize) -> Result<(), OpError> {
+        states.reset(slot).map_err(failed("reset_slot"))
+    }
+
+    fn save_slot(&self, states: &States<E>, slot: usize) -> Result<SlotState<E>, OpError> {
+        states.save(&self.device, slot).map_err(failed("save_slot"))
+    }
+
+    fn load_slot(&self, states: &mut States<E>, slot: usize, saved: &SlotState<E>) -> Result<(), OpError> {
+        states.load(slot, saved).map_err(failed("load_slot"))
+    }
+
+    fn copy_page(&self, pages: &mut Pages<E>, from: usize, to: usize) -> Result<(), OpError> {
+        pages.copy_page(from, to).map_err(failed("copy_page"))
+    }
+
+    fn slot_state(&self, states: &States<E>, slot: usize, layer: usize) -> Result<Vec<f32>, OpError> {
+        states.read(slot, layer).map_err(failed("slot_state"))
+    }
+
+    fn import(
+        &self,
+        layer: usize,
+        spec: &ModelSpec,
+        pages: &mut Pages<E>,
+        host: HostLayer,
+    ) -> Result<LayerParts<E>, OpError> {
+        tuple::import(&self.device, (layer, spec), pages, &host)
+    }
+
+    fn recording(&self, spec: &ModelSpec) -> Result<Recording, OpError> {
+        Recording::empty(&self.device, spec)
+    }
+
+    fn export(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError> {
+        tuple::export(&self.device, request)
+    }
+
+    fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor<E>, OpError> {
+        if width == 0 || !values.len().is_multiple_of(width) {
+            return Err(OpError::shape("tensor", format!("rows of {width}"), values.len()));
+        }
+        let narrow: Vec<E> = values.iter().map(|&value| E::narrow(value)).collect();
+        let values = Buffer::from_slice(&self.device, &narrow).map_err(failed("tensor"))?;
+        Ok(Tensor { values, width })
+    }
+
+    fn to_host(&self, tensor: &Tensor<E>) -> Result<Vec<f32>, OpError> {
+        let values = tensor.values.read().map_err(failed("to_host"))?;
+        Ok(values.into_iter().map(E::wide).collect())
+    }
+
+    fn embed(&self, table: &Weight<E>, ids: &[u32]) -> Result<Tensor<E>, OpError> {
+        let (values, [_, width]) = table.matrix("embed")?;
+        self.written("embed", (ids.len(), width), |device, out| {
+            crate::gather_rows(device, values, ids, width, out)
+        })
+    }
+
+    fn linear(&self, x: &Tensor<E>, weight: &Weight<E>) -> Result<Tensor<E>, OpError> {
+        let (values, size) = product_of("linear", x, weight)?;
+        self.written("linear", (size.rows, size.outer), |device, out| {
+            crate::product(device, &x.values, values, out, size)
+        })
+    }
+
+    fn scores(&self, x: &Tensor<E>, weight: &Weight<E>) -> Result<Vec<f32>, OpError> {
+        let (values, size) = product_of("scores", x, weight)?;
+        let mut out: Buffer<f32> = self.output(size.rows * size.outer).map_err(failed("scores"))?;
+        crate::product(&self.device, &x.values, values, &mut out, size).map_err(failed("scores"))?;
+        out.read().map_err(failed("scores"))
+    }
+
+    fn rms_norm(
+        &self,
+        x: &Tensor<E>,
+        weight: &Weight<E>,
+        width: usize,
+        style: NormWeight,
+        eps: f32,
+    ) -> Result<Tensor<E>, OpError> {
+        let weight = weight.vector("rms_norm", width)?;
+        let offset = match style {
+            NormWeight::ZeroCentred => 1.0,
+            NormWeight::Plain => 0.0,
+        };
+        self.written("rms_norm", (x.rows(), x.width), |device, out| {
+            crate::rms_norm(device, &x.values, weight, out, offset, eps)
+        })
+    }
+
+    fn gated_norm(
+        &self,
+        x: &Tensor<E>,
+        gate: &Tensor<E>,
+        weight: &Weight<E>,
+        width: usize,
+        eps: f32,
+    ) -> Result<Tensor<E>, OpError> {
+        same_shape("gated_norm", x, gate)?;
+        let weight = weight.vector("gated_norm", width)?;
+        self.written("gated_norm", (x.rows(), x.width), |device, out| {
+            crate::gated_norm(device, &x.values, &gate.values, weight, out, eps)
+        })
+    }
+
+    fn add(&self, x: &mut Tensor<E>, y: &Tensor<E>) -> Result<(), OpError> {
+        same_shape("add", x, y)?;
+        crate::add_rows(&self.device, &mut x.values, &y.values).map_err(failed("add"))
+    }
+
+    fn sigmoid_gate(&self, x: &mut Tensor<E>, gate: &Tensor<E>) -> Result<(), OpError> {
+        same_shape("sigmoid_gate", x, gate)?;
+        crate::sigmoid_gate(&self.device, &mut x.values, &gate.values).map_err(failed("sigmoid_gate"))
+    }
+
+    fn swiglu(&self, x: &Tensor<E>) -> Result<Tensor<E>, OpError> {
+        if !x.width.is_multiple_of(2) {
+            return Err(OpError::shape("swiglu", "an even width", x.width));
+        }
+        let width = x.width / 2;
+        self.written("swiglu", (x.rows(), width), |device, out| crate::swiglu(device, &x.values, width, out))
+    }
+
+    fn select(&self, x: &Tensor<E>, rows: &[usize]) -> Result<Tensor<E>, OpError> {
+        if let Some(row) = rows.iter().find(|&&row| row >= x.rows()) {
+            return Err(OpError::shape("select", format!("rows below {}", x.rows()), row));
+        }
+        let ids: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+        self.written("select", (rows.len(), x.width), |device, out| {
+            crate::gather_rows(device, &x.values, &ids, x.width, out)
+        })
+    }
+
+    fn linear_mixer(
+        &self,
+        input: &LinearInput<'_, Self>,
+        plan: &Plan<Self>,
+        states: &mut States<E>,
+    ) -> Result<Tensor<E>, OpError> {
+        linear::linear_mixer(self, input, plan, states)
+    }
+
+    fn full_mixer(
+        &self,
+        input: &FullInput<'_, Self>,
+        plan: &Plan<Self>,
+        pages: &mut Pages<E>,
+    ) -> Result<Tensor<E>, OpError> {
+        full::full_mixer(self, input, plan, pages)
+    }
+}
+
+fn product_of<'a, E: Float>(
+    op: &'static str,
+    x: &Tensor<E>,
+    weight: &'a Weight<E>,
+) -> Result<(&'a Buffer<E>, ProductSize), OpError> {
+    let (values, [outer, inner]) = weight.matrix(op)?;
+    if x.width != inner {
+        return Err(OpError::shape(op, format!("rows of {inner}"), x.width));
+    }
+    Ok((values, ProductSize { rows: x.rows(), inner, outer }))
+}
+
+fn same_shape<E: Float>(op: &'static str, x: &Tensor<E>, y: &Tensor<E>) -> Result<(), OpError> {
+    if x.width == y.width && x.values.len() == y.values.len() {
+        Ok(())
+    } else {
+        let of = |t: &Tensor<E>| format!("[{}, {}]", t.rows(), t.width);
+        Err(OpError::shape(op, of(x), of(y)))
+    }
+}

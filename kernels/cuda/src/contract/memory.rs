@@ -1,0 +1,328 @@
+//! What the device holds: rows, weights, slots, pages.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use half::{bf16, f16};
+use hypic_domain::model::{LayerSpec, LinearShape, ModelSpec};
+use hypic_domain::tuple::Dtype;
+use hypic_kernels::op::{HostTensor, OpError};
+
+use super::failed;
+use crate::memory::{Float, Fresh};
+use crate::{Buffer, Device, Error, Result};
+
+/// Packed rows, row-major.
+pub struct Tensor<E: Float> {
+    pub(super) values: Buffer<E>,
+    pub(super) width: usize,
+}
+
+impl<E: Float> Tensor<E> {
+    pub(super) fn rows(&self) -> usize {
+        self.values.len().checked_div(self.width).unwrap_or(0)
+    }
+}
+
+/// A matrix `[out, in]` or a vector.
+pub struct Weight<E: Float> {
+    values: Values<E>,
+    shape: Vec<usize>,
+}
+
+/// In the format of the products, or in fp32.
+pub(super) enum Values<E: Float> {
+    Compute(Buffer<E>),
+    Exact(Buffer<f32>),
+}
+
+impl<E: Float> Weight<E> {
+    /// Decodes the stored values to the format that `place` takes.
+    pub(super) fn from_host<T: Float>(
+        host: &HostTensor<'_>,
+        place: impl FnOnce(&[T]) -> Result<Values<E>>,
+    ) -> std::result::Result<Self, OpError> {
+        let size = host.shape.iter().product::<usize>() * host.dtype.size();
+        if host.bytes.len() != size {
+            let expected = format!("{size} bytes for \"{}\"", host.name);
+            return Err(OpError::shape("weight", expected, host.bytes.len()));
+        }
+        let halves = host.bytes.as_chunks::<2>().0;
+        let values: Vec<T> = match host.dtype {
+            Dtype::F32 => {
+                host.bytes.as_chunks().0.iter().map(|&b| T::narrow(f32::from_le_bytes(b))).collect()
+            }
+            Dtype::F16 => halves.iter().map(|&b| T::narrow(f16::from_le_bytes(b).to_f32())).collect(),
+            Dtype::Bf16 => halves.iter().map(|&b| T::narrow(bf16::from_le_bytes(b).to_f32())).collect(),
+            Dtype::I8 => {
+                let what = format!("\"{}\" in {}", host.name, host.dtype.name());
+                return Err(OpError::Unsupported { op: "weight", what });
+            }
+        };
+        Ok(Self { values: place(&values).map_err(failed("weight"))?, shape: host.shape.clone() })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        let count: usize = self.shape.iter().product();
+        let size = match self.values {
+            Values::Compute(_) => size_of::<E>(),
+            Values::Exact(_) => size_of::<f32>(),
+        };
+        (count * size) as u64
+    }
+
+    /// A matrix of products, and its `[out, in]`.
+    pub(super) fn matrix(&self, op: &'static str) -> std::result::Result<(&Buffer<E>, [usize; 2]), OpError> {
+        match (&self.values, &self.shape[..]) {
+            (Values::Compute(values), &[rows, columns]) => Ok((values, [rows, columns])),
+            _ => Err(OpError::shape(op, "a matrix in the compute dtype", format!("{:?}", self.shape))),
+        }
+    }
+
+    /// A vector of `len` values, kept exact.
+    pub(super) fn vector(&self, op: &'static str, len: usize) -> std::result::Result<&Buffer<f32>, OpError> {
+        match (&self.values, &self.shape[..]) {
+            (Values::Exact(values), &[found]) if found == len => Ok(values),
+            _ => Err(OpError::shape(op, format!("{len} exact values"), format!("{:?}", self.shape))),
+        }
+    }
+
+    /// A matrix that was kept exact, and its rows of `width` values.
+    pub(super) fn table(
+        &self,
+        op: &'static str,
+        width: usize,
+    ) -> std::result::Result<(&Buffer<f32>, usize), OpError> {
+        match (&self.values, &self.shape[..]) {
+            (Values::Exact(values), &[rows, found]) if found == width => Ok((values, rows)),
+            _ => Err(OpError::shape(op, format!("exact rows of {width}"), format!("{:?}", self.shape))),
+        }
+    }
+}
+
+/// Where a linear layer lies in a slot.
+#[derive(Clone, Copy)]
+pub(super) struct SlotLayer {
+    pub(super) shape: LinearShape,
+    /// First value of its states, `[heads, key, value]`.
+    pub(super) state: usize,
+    /// First value of its tail, `[K-1, channels]`.
+    pub(super) tail: usize,
+}
+
+impl SlotLayer {
+    fn states(&self) -> usize {
+        self.shape.heads * self.shape.key * self.shape.value
+    }
+
+    pub(super) fn tail_len(&self) -> usize {
+        self.shape.tail_rows() * self.shape.conv_channels()
+    }
+}
+
+/// The pool of slots: a slot's layers lie side by side, so that it is set and copied as one.
+pub struct States<E: Float> {
+    pub(super) state: Buffer<f32>,
+    pub(super) tails: Buffer<E>,
+    pub(super) slots: usize,
+    /// Values of one slot.
+    pub(super) state_stride: usize,
+    pub(super) tail_stride: usize,
+    layers: Vec<Option<SlotLayer>>,
+}
+
+/// A copy of one slot.
+pub struct SlotState<E: Float> {
+    state: Buffer<f32>,
+    tails: Buffer<E>,
+}
+
+impl<E: Float> States<E> {
+    pub(super) fn new(device: &Device, fresh: Fresh, spec: &ModelSpec, slots: usize) -> Result<Self> {
+        let (mut state_stride, mut tail_stride) = (0, 0);
+        let place = |layer: &LayerSpec| match layer {
+            LayerSpec::Linear(shape) => {
+                let place = SlotLayer { shape: *shape, state: state_stride, tail: tail_stride };
+                state_stride += place.states();
+                tail_stride += place.tail_len();
+                Some(place)
+            }
+            LayerSpec::Full(_) => None,
+        };
+        let layers = spec.layers.iter().map(place).collect();
+        let within = u32::try_from(state_stride).is_ok();
+        Error::unless(within, "the states of a slot", "under 2^32 values", state_stride)?;
+        Ok(Self {
+            state: Buffer::fresh(device, slots * state_stride, fresh)?,
+            tails: Buffer::fresh(device, slots * tail_stride, fresh)?,
+            slots,
+            state_stride,
+            tail_stride,
+            layers,
+        })
+    }
+
+    fn check(&self, slot: usize) -> Result<()> {
+        Error::unless(slot < self.slots, "a slot", format!("below {}", self.slots), slot)
+    }
+
+    /// Where a linear layer lies.
+    pub(super) fn layer(&self, layer: usize) -> Result<SlotLayer> {
+        self.layers.get(layer).copied().flatten().ok_or_else(|| Error::CheckShape {
+            what: "the layer",
+            expected: "a linear layer of the model".to_owned(),
+            found: layer.to_string(),
+        })
+    }
+
+    pub(super) fn reset(&mut self, slot: usize) -> Result<()> {
+        self.check(slot)?;
+        self.state.fill(slot * self.state_stride, self.state_stride, 0)?;
+        self.tails.fill(slot * self.tail_stride, self.tail_stride, 0)
+    }
+
+    pub(super) fn save(&self, device: &Device, slot: usize) -> Result<SlotState<E>> {
+        self.check(slot)?;
+        let mut saved = SlotState {
+            state: Buffer::fresh(device, self.state_stride, Fresh::Anything)?,
+            tails: Buffer::fresh(device, self.tail_stride, Fresh::Anything)?,
+        };
+        saved.state.copy(0, &self.state, slot * self.state_stride, self.state_stride)?;
+        saved.tails.copy(0, &self.tails, slot * self.tail_stride, self.tail_stride)?;
+        Ok(saved)
+    }
+
+    pub(super) fn load(&mut self, slot: usize, saved: &SlotState<E>) -> Result<()> {
+        self.check(slot)?;
+        self.state.copy(slot * self.state_stride, &saved.state, 0, self.state_stride)?;
+        self.tails.copy(slot * self.tail_stride, &saved.tails, 0, self.tail_stride)
+    }
+
+    /// One layer's states on the host.
+    pub(super) fn read(&self, slot: usize, layer: usize) -> Result<Vec<f32>> {
+        self.check(slot)?;
+        let place = self.layer(layer)?;
+        self.state.read_part(slot * self.state_stride + place.state, place.states())
+    }
+
+    /// One layer's tail on the host.
+    pub(super) fn read_tail(&self, slot: usize, layer: usize) -> Result<Vec<f32>> {
+        self.check(slot)?;
+        let place = self.layer(layer)?;
+        let tail = self.tails.read_part(slot * self.tail_stride + place.tail, place.tail_len())?;
+        Ok(tail.into_iter().map(E::wide).collect())
+    }
+}
+
+/// One full layer's pages: the pool's, then those of bodies.
+pub(super) struct LayerPages<E: Float> {
+    /// `[pages, kv heads, page tokens, key]`, not rotated.
+    pub(super) key: Buffer<E>,
+    /// Values, likewise.
+    pub(super) value: Buffer<E>,
+    /// Pages of bodies that nobody uses. Giving one back while kernels still read it is safe: whoever writes it next
+    /// comes after them on the stream.
+    free: Arc<Mutex<Vec<u32>>>,
+}
+
+/// The pool of pages, layer by layer; nothing for linear layers.
+pub struct Pages<E: Float> {
+    pub(super) page_tokens: usize,
+    /// Pages that callers name; those of bodies come behind.
+    pub(super) pages: usize,
+    bodies: usize,
+    layers: Vec<Option<LayerPages<E>>>,
+}
+
+/// Pages of one layer of a body; dropping it gives them back.
+pub(super) struct BodyPages {
+    pub(super) pages: Vec<u32>,
+    free: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Drop for BodyPages {
+    fn drop(&mut self) {
+        // A list poisoned by a panic still holds plain numbers.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.pages);
+    }
+}
+
+/// Bytes of one token's keys and values over all full layers.
+pub(super) fn kv_bytes<E: Float>(spec: &ModelSpec) -> u64 {
+    let values = spec.layers.iter().map(|layer| match layer {
+        LayerSpec::Linear(_) => 0,
+        LayerSpec::Full(shape) => shape.kv_heads * (shape.key + shape.value),
+    });
+    (values.sum::<usize>() * size_of::<E>()) as u64
+}
+
+impl<E: Float> Pages<E> {
+    pub(super) fn new(
+        device: &Device,
+        fresh: Fresh,
+        spec: &ModelSpec,
+        (pages, bodies, page_tokens): (usize, usize, usize),
+    ) -> Result<Self> {
+        let tokens = (pages + bodies) * page_tokens;
+        let layer = |layer: &LayerSpec| match layer {
+            LayerSpec::Linear(_) => Ok(None),
+            LayerSpec::Full(shape) => Ok(Some(LayerPages {
+                key: Buffer::fresh(device, tokens * shape.kv_heads * shape.key, fresh)?,
+                value: Buffer::fresh(device, tokens * shape.kv_heads * shape.value, fresh)?,
+                free: Arc::new(Mutex::new((pages..pages + bodies).rev().map(|page| page as u32).collect())),
+            })),
+        };
+        let layers = spec.layers.iter().map(layer).collect::<Result<_>>()?;
+        Ok(Self { page_tokens, pages, bodies, layers })
+    }
+
+    pub(super) fn copy_page(&mut self, from: usize, to: usize) -> Result<()> {
+        for page in [from, to] {
+            Error::unless(page < self.pages, "a page", format!("below {}", self.pages), page)?;
+        }
+        if from == to {
+            return Ok(());
+        }
+        for layer in self.layers.iter_mut().flatten() {
+            for values in [&mut layer.key, &mut layer.value] {
+                let size = values.len() / (self.pages + self.bodies);
+                values.copy_within(to * size, from * size, size)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pages of a full layer.
+    pub(super) fn layer(
+        &self,
+        op: &'static str,
+        layer: usize,
+    ) -> std::result::Result<&LayerPages<E>, OpError> {
+        let pages = self.layers.get(layer).and_then(Option::as_ref);
+        pages.ok_or_else(|| OpError::shape(op, "pages for the layer", layer))
+    }
+
+    pub(super) fn layer_mut(
+        &mut self,
+        op: &'static str,
+        layer: usize,
+    ) -> std::result::Result<&mut LayerPages<E>, OpError> {
+        let pages = self.layers.get_mut(layer).and_then(Option::as_mut);
+        pages.ok_or_else(|| OpError::shape(op, "pages for the layer", layer))
+    }
+}
+
+impl<E: Float> LayerPages<E> {
+    /// Takes pages for a body of `tokens` tokens.
+    pub(super) fn take(&self, tokens: usize, page_tokens: usize) -> std::result::Result<BodyPages, OpError> {
+        let count = tokens.div_ceil(page_tokens);
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(rest) = free.len().checked_sub(count) else {
+            return Err(OpError::OutOfMemory {
+                what: format!("keys and values of a body of {tokens} tokens, counted in pages,"),
+                needed: count as u64,
+                free: free.len() as u64,
+            });
+        };
+        Ok(BodyPages { pages: free.split_off(rest), free: Arc::clone(&self.free) })
+    }
+}

@@ -1,0 +1,15 @@
+use hypic_cuda::CudaDevice;
+use hypic_domain::model::{FullShape, LinearShape};
+use hypic_domain::tuple::Dtype;
+
+#[path = "../../../tests/device/common.rs"]
+mod common;
+
+type TestDevice = CudaDevice;
+const DTYPE: Dtype = Dtype::Bf16;
+const LINEAR: LinearShape = super::LINEAR;
+const FULL: FullShape = super::FULL;
+
+fn poisoned(_: usize) -> TestDevice {
+    CudaDevice::poisoned(super::device(), super::BODIES)
+}

@@ -1,0 +1,30 @@
+//! The op contract on this device, in both of its formats: the same bodies as the CPU device's tests.
+//!
+//! Without a feature the kernels run as fibers; with `gpu-tests` the same bodies run on GPU 0.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helper fails its test")]
+#![allow(clippy::duplicate_mod, reason = "the same bodies run in each format")]
+
+use hypic_cuda::Device;
+use hypic_domain::family::Family;
+use hypic_domain::model::{FullShape, LinearShape};
+
+mod bf16;
+mod f32;
+
+/// Layers that the kernels have: heads of 64.
+const LINEAR: LinearShape =
+    LinearShape { family: Family::Gdn, key_heads: 2, heads: 4, key: 64, value: 64, conv_kernel: 4 };
+const FULL: FullShape = FullShape { heads: 6, kv_heads: 2, key: 64, value: 64, rotary: 16 };
+/// Tokens of bodies: more than a test places.
+const BODIES: usize = 512;
+
+#[cfg(feature = "gpu-tests")]
+fn device() -> Device {
+    Device::cuda(0).expect("gpu-tests need a GPU")
+}
+
+#[cfg(not(feature = "gpu-tests"))]
+fn device() -> Device {
+    Device::fibers(hypic_cuda::Order::Backward)
+}

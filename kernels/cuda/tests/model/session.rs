@@ -1,0 +1,149 @@
+//! One sequence on a device: a whole prompt, one composed of cached bodies, and what follows.
+
+use std::sync::{Arc, Mutex};
+
+use hypic_kernels::op::{Device, Export};
+use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
+use hypic_models::Loaded;
+use hypic_models::model::Memory;
+
+use crate::{SEAM, SEGMENT};
+
+const PAGE: usize = 16;
+const PAGES: usize = 32;
+/// The sequence's slot, and that of builds.
+const SLOT: usize = 1;
+const BUILD: usize = 0;
+
+pub(crate) struct Session<'a, D: Device> {
+    device: &'a D,
+    loaded: &'a Loaded<D>,
+    states: D::States,
+    pages: D::Pages,
+    context: Context<D>,
+}
+
+impl<'a, D: Device> Session<'a, D> {
+    pub(crate) fn new(device: &'a D, loaded: &'a Loaded<D>) -> Self {
+        let mut states = device.states(&loaded.spec, 2).unwrap();
+        device.reset_slot(&mut states, SLOT).unwrap();
+        // The first half is the sequence's, not in order, so that a page table is needed.
+        let context = Context { pages: (0..PAGES).rev().collect(), live: Vec::new(), bodies: Vec::new() };
+        let pages = device.pages(&loaded.spec, 2 * PAGES, PAGE).unwrap();
+        Self { device, loaded, states, pages, context }
+    }
+
+    /// Runs rows of a program as one step; logits of all of them.
+    fn step(
+        &mut self,
+        ids: &[u32],
+        (slot, context): (usize, Context<D>),
+        ops: Vec<RunOp>,
+        record: Option<Record<D>>,
+    ) -> (Vec<f32>, Context<D>) {
+        let rows = 0..ids.len();
+        let run = Run { rows: rows.clone(), slot, context, ops, record };
+        let mut plan = Plan { ids: ids.to_vec(), runs: vec![run] };
+        let model = &self.loaded.model;
+        let mut x = model.embed(self.device, &plan).unwrap();
+        for layer in 0..self.loaded.spec.layers.len() {
+            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
+            x = model.layer(self.device, layer, &plan, memory, x).unwrap();
+        }
+        let logits = model.logits(self.device, &x, &rows.collect::<Vec<_>>()).unwrap();
+        (logits, plan.runs.remove(0).context)
+    }
+
+    /// The next tokens, at the positions behind all others; logits of all of them.
+    fn go_on(&mut self, ids: &[u32]) -> Vec<f32> {
+        let mut context = self.take_context();
+        let first = context.live.last().map_or(0, |last| last + 1);
+        context.live.extend(first..first + ids.len() as u32);
+        let (logits, context) = self.step(ids, (SLOT, context), vec![RunOp::Rows(0..ids.len())], None);
+        self.context = context;
+        logits
+    }
+
+    fn take_context(&mut self) -> Context<D> {
+        let empty = Context { pages: Vec::new(), live: Vec::new(), bodies: Vec::new() };
+        std::mem::replace(&mut self.context, empty)
+    }
+
+    /// A whole prompt in steps of at most `step` rows.
+    pub(crate) fn prefill(&mut self, ids: &[u32], step: usize) -> Vec<f32> {
+        ids.chunks(step).flat_map(|ids| self.go_on(ids)).collect()
+    }
+
+    /// The same prompt, cut into segments that are built alone and composed; the last one stays live. Logits of the
+    /// live rows.
+    pub(crate) fn compose(&mut self, ids: &[u32]) -> Vec<f32> {
+        let segments: Vec<&[u32]> = ids.chunks(SEGMENT).collect();
+        let (mut live, mut ops, mut first) = (Vec::new(), Vec::new(), 0);
+        let mut context = self.take_context();
+        for (number, segment) in segments.iter().enumerate() {
+            let is_last = number + 1 == segments.len();
+            let seam = if is_last { segment.len() } else { SEAM.min(segment.len()) };
+            ops.push(RunOp::Rows(live.len()..live.len() + seam));
+            live.extend_from_slice(&segment[..seam]);
+            context.live.extend(first..first + seam as u32);
+            if !is_last {
+                ops.push(RunOp::Apply { body: context.bodies.len(), rule: Rule::Compose });
+                let layers = self.build(segment);
+                let (start, len) = (first + seam as u32, (segment.len() - seam) as u32);
+                context.bodies.push(PlacedBody { layers, start, len });
+            }
+            first += segment.len() as u32;
+        }
+        let (logits, context) = self.step(&live, (SLOT, context), ops, None);
+        self.context = context;
+        logits
+    }
+
+    /// A segment from a zero state at position 0; what is recorded behind its seam.
+    fn build(&mut self, ids: &[u32]) -> Arc<BodyLayers<D>> {
+        let spec = &self.loaded.spec;
+        self.device.reset_slot(&mut self.states, BUILD).unwrap();
+        let recording = Arc::new(Mutex::new(self.device.recording(spec).unwrap()));
+        let record = Record { recording: Arc::clone(&recording), body: SEAM..ids.len() };
+        let context = Context {
+            pages: (PAGES..2 * PAGES).collect(),
+            live: (0..ids.len() as u32).collect(),
+            bodies: Vec::new(),
+        };
+        let (_, context) = self.step(ids, (BUILD, context), vec![RunOp::Rows(0..ids.len())], Some(record));
+        let layers = BodyLayers::empty(spec.layers.len());
+        let recording = recording.lock().unwrap();
+        for layer in 0..spec.layers.len() {
+            let export = Export {
+                layer,
+                spec,
+                recording: &*recording,
+                states: &self.states,
+                slot: BUILD,
+                pages: &self.pages,
+                context: &context,
+                body: ids.len() - SEAM,
+                skip_below: 1e-3,
+            };
+            let host = self.device.export(&export).unwrap();
+            layers.arrive(layer, self.device.import(layer, spec, &mut self.pages, host).unwrap());
+        }
+        Arc::new(layers)
+    }
+
+    /// The likeliest tokens behind `logits`, whose last row is the prompt's.
+    pub(crate) fn greedy(&mut self, logits: &[f32], count: usize) -> Vec<u32> {
+        let vocab = self.loaded.spec.vocab;
+        let likeliest = |logits: &[f32]| {
+            let row = &logits[logits.len() - vocab..];
+            (0..).zip(row).max_by(|a, b| a.1.total_cmp(b.1)).map(|(id, _)| id).unwrap()
+        };
+        let mut next = likeliest(logits);
+        let mut drawn = vec![next];
+        while drawn.len() < count {
+            next = likeliest(&self.go_on(&[next]));
+            drawn.push(next);
+        }
+        drawn
+    }
+}

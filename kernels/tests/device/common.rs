@@ -1,0 +1,69 @@
+//! Bodies of the tests of every device. Whoever includes this names the device: `TestDevice`, its `DTYPE`, shapes of
+//! its layers (`LINEAR`, `FULL`), and `poisoned`, which makes one that fills fresh memory with NaN.
+
+use std::sync::{Arc, Mutex};
+
+use hypic_domain::id::ModelId;
+use hypic_domain::model::{LayerSpec, ModelSpec};
+use hypic_domain::unit::Tokens;
+use hypic_kernels::op::{
+    Device, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight, OpError,
+};
+use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
+use hypic_kernels::reference::{self, Attention, Gdn, Inputs, Part, Summary, Token};
+use hypic_kernels::tolerance::{Compared, bound, error};
+
+use super::*;
+
+mod attention;
+mod linear;
+mod rows;
+
+type States = <TestDevice as Device>::States;
+type Pages = <TestDevice as Device>::Pages;
+type Weight = <TestDevice as Device>::Weight;
+
+fn spec() -> ModelSpec {
+    ModelSpec {
+        id: ModelId::from("random"),
+        layers: vec![LayerSpec::Linear(LINEAR), LayerSpec::Full(FULL)],
+        hidden: 8,
+        vocab: 8,
+        context: Tokens(4096),
+    }
+}
+
+/// Uniform in [-1, 1), seeded.
+struct Noise(u64);
+
+impl Noise {
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+
+    /// Values that bf16 holds too, so that devices of every precision get the same inputs.
+    fn many(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| half::bf16::from_f64(self.uniform()).to_f32()).collect()
+    }
+}
+
+fn weight(device: &TestDevice, values: &[f32], shape: &[usize]) -> Weight {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let host = HostTensor { name: "test", shape: shape.to_vec(), dtype: Dtype::F32, bytes: &bytes };
+    device.weight(&host).unwrap()
+}
+
+fn exact(device: &TestDevice, values: &[f32], shape: &[usize]) -> Weight {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let host = HostTensor { name: "test", shape: shape.to_vec(), dtype: Dtype::F32, bytes: &bytes };
+    device.exact(&host).unwrap()
+}
+
+fn within(compared: Compared, found: &[f32], right: &[f64]) {
+    let (error, bound) = (error(found, right), bound(compared, DTYPE));
+    assert!(error <= bound, "{compared:?}: {error:e} over {bound:e}");
+}
