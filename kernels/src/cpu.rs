@@ -156,6 +156,11 @@ impl Device for CpuDevice {
         Ok(Pages { page_tokens, pages, layers: layers.collect() })
     }
 
+    fn body_bytes(&self, _: &ModelSpec) -> u64 {
+        // Every body has memory of its own.
+        0
+    }
+
     fn reset_slot(&self, states: &mut States, slot: usize) -> Result<(), OpError> {
         for layer in &mut states.slot_mut("reset_slot", slot)?.layers {
             layer.state.fill(0.0);

@@ -196,6 +196,8 @@ pub trait Device: Send + Sync + 'static {
     fn states(&self, spec: &ModelSpec, slots: usize) -> Result<Self::States, OpError>;
     /// A pool of `pages` pages of `page_tokens` tokens.
     fn pages(&self, spec: &ModelSpec, pages: usize, page_tokens: usize) -> Result<Self::Pages, OpError>;
+    /// Bytes that [`Device::pages`] takes for the KV of cached bodies, beside those of its pages.
+    fn body_bytes(&self, spec: &ModelSpec) -> u64;
     /// Sets a slot's states and tails to zero.
     fn reset_slot(&self, states: &mut Self::States, slot: usize) -> Result<(), OpError>;
     /// Copies a slot out of the pool.

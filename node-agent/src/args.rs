@@ -14,6 +14,8 @@ use hypic_wire::tls::Security;
 use hypic_wire::topology_file::TopologyFile;
 use serde::de::DeserializeOwned;
 
+use crate::device::DeviceName;
+
 /// Serves one model on this machine's devices: composes, decodes, builds, keeps tuples.
 #[derive(Debug, Parser)]
 #[command(name = "hypic-node-agent", version)]
@@ -61,7 +63,13 @@ pub struct Listen {
 /// How much it may take.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Memory {
-    /// Threads of the kernels; all cores without it.
+    /// `cpu`, `cuda` or `cuda:N` for the GPU of that number.
+    #[arg(long, env = "HYPIC_DEVICE", default_value = "cpu")]
+    pub device: DeviceName,
+    /// Tokens of cached bodies whose keys and values a GPU holds at once; they count under the cap.
+    #[arg(long, env = "HYPIC_BODY_TOKENS", default_value_t = 1 << 17)]
+    pub body_tokens: usize,
+    /// Threads of the CPU kernels; all cores without it.
     #[arg(long, env = "HYPIC_THREADS")]
     pub threads: Option<usize>,
     /// Cap over weights, pages, state slots and snapshots.
@@ -115,6 +123,12 @@ pub struct Config {
 }
 
 impl Args {
+    /// What of it is about memory.
+    #[cfg(test)]
+    pub(crate) fn into_memory(self) -> Memory {
+        self.memory
+    }
+
     /// Reads the files and checks that they fit together.
     ///
     /// # Errors

@@ -77,7 +77,7 @@ pub enum EngineError {
     /// The cap is too small.
     #[error("{} bytes are needed at least and the cap is {}", needed.0, cap.0)]
     FitMemory {
-        /// Bytes for weights, slots, snapshots and two pages.
+        /// Bytes for weights, slots, snapshots, bodies and two pages.
         needed: Bytes,
         /// The cap.
         cap: Bytes,

@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod args;
 pub mod builds;
+pub mod device;
 pub mod engine;
 pub mod generate;
 pub mod grpc;

@@ -19,6 +19,7 @@ use tonic::service::Routes;
 
 use crate::agent::Agent;
 use crate::args::Config;
+use crate::device;
 use crate::grpc::agent::AgentService;
 use crate::grpc::fleet::FleetService;
 use crate::grpc::index::IndexService;
@@ -40,8 +41,10 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// and the index are served from the start, the rest once the model is loaded.
 ///
 /// # Errors
-/// A checkpoint that does not load, a listener.
+/// No such device, a checkpoint that does not load, a listener.
 pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Output = ()>) -> Result<()> {
+    // First of all: whoever asked for a device that is not there should hear of it at once.
+    let device = device::open(&config.memory).context("open the device")?;
     let config = Arc::new(config);
     let channels = Arc::new(Channels::new(config.security.clone()));
     let membership = Membership::new(config.id.clone(), incarnation(), channels, config.topology.clone());
@@ -78,7 +81,7 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
     })));
 
     let mut shutdown = pin!(shutdown);
-    let before = Before { config: Arc::clone(&config), life, index, metrics };
+    let before = Before { config: Arc::clone(&config), device, life, index, metrics };
     let Started { agent, peers, bulk: bulk_server } = tokio::select! {
         started = start(before) => started?,
         error = failure(&mut tasks) => return Err(error),

@@ -10,7 +10,6 @@ use hypic_domain::key::{Identity, IdentityInput};
 use hypic_domain::serving::ModelFile;
 use hypic_domain::topology::AgentEntry;
 use hypic_domain::unit::Bytes;
-use hypic_kernels::cpu::CpuDevice;
 use hypic_kernels::op::Device;
 use hypic_lookup::{Change, Claim};
 use hypic_scatter::{GrpcPeers, Limits, Scatter};
@@ -20,6 +19,7 @@ use hypic_wire::bulk::{Budget, BulkServer, HttpPull, PullLimits, ServeLimits, Ti
 
 use crate::agent::{Agent, Bulk};
 use crate::args::{Config, Memory};
+use crate::device::Opened;
 use crate::engine::{BuiltTuple, Engine, EngineConfig};
 use crate::index::{Index, Owners};
 use crate::leases::Leases;
@@ -32,6 +32,7 @@ const SNAPSHOTS: u64 = 8;
 /// What is there before the agent.
 pub(crate) struct Before {
     pub(crate) config: Arc<Config>,
+    pub(crate) device: Opened,
     pub(crate) life: Arc<Life>,
     pub(crate) index: Arc<Index>,
     pub(crate) metrics: Arc<Metrics>,
@@ -49,7 +50,7 @@ pub(crate) struct Started {
 /// # Errors
 /// Tiers that do not open, a checkpoint that does not load, an engine that does not start.
 pub(crate) async fn start(before: Before) -> Result<Started> {
-    let Before { config, life, index, metrics } = before;
+    let Before { config, device, life, index, metrics } = before;
     let me = named(&life, &index).await;
     index.begin_admission();
     life.enter(format!("loading the model {}", config.model.name));
@@ -58,7 +59,11 @@ pub(crate) async fn start(before: Before) -> Result<Started> {
         let (config, index) = (Arc::clone(&config), Arc::clone(&index));
         tokio::task::spawn_blocking(move || {
             let store = Arc::new(open_store(&config.memory, &index)?);
-            let loaded = load(&config, &store, &index)?;
+            let loaded = match device {
+                Opened::Cpu(device) => load(&config, device, &store, &index)?,
+                #[cfg(feature = "cuda")]
+                Opened::Cuda(device) => load(&config, device, &store, &index)?,
+            };
             Ok::<_, anyhow::Error>((store, loaded))
         })
     };
@@ -162,9 +167,7 @@ struct Loaded {
 
 /// Loads the checkpoint and starts the engine; tuples that it builds go to the store, and its snapshots are
 /// announced to the index.
-fn load(config: &Config, store: &Arc<Store>, index: &Arc<Index>) -> Result<Loaded> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let device = CpuDevice::new(config.memory.threads.unwrap_or(cores)).context("start the CPU device")?;
+fn load<D: Device>(config: &Config, device: D, store: &Arc<Store>, index: &Arc<Index>) -> Result<Loaded> {
     let path = &config.model.path;
     check_text_files(&config.model)?;
     let loaded = hypic_models::load(path, &device, config.model.name.clone())

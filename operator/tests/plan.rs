@@ -42,6 +42,8 @@ fn gpus_become_limits_and_tolerations() {
     let plan = plan(&scene.inputs());
     let pod = &named(&plan, "StatefulSet", "demo-combine")["spec"]["template"]["spec"];
     assert_eq!(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], "2");
+    let args = pod["containers"][0]["args"].as_array().unwrap();
+    assert!(args.iter().any(|arg| arg == "--device=cuda"));
     assert_eq!(pod["tolerations"][0]["key"], "nvidia.com/gpu");
 }
 

@@ -41,11 +41,6 @@ impl<E: Float> CudaDevice<E> {
         Self { fresh: Fresh::Poison, ..Self::new(device, body_tokens) }
     }
 
-    /// Bytes that the KV of bodies takes in a pool of pages of this model.
-    pub fn body_bytes(&self, spec: &ModelSpec) -> u64 {
-        memory::kv_bytes::<E>(spec) * self.body_tokens as u64
-    }
-
     /// Waits until everything given to the device is done.
     ///
     /// # Errors
@@ -117,6 +112,10 @@ impl<E: Float> op::Device for CudaDevice<E> {
         }
         let bodies = self.body_tokens.div_ceil(page_tokens);
         Pages::new(&self.device, self.fresh, spec, (pages, bodies, page_tokens)).map_err(failed("pages"))
+    }
+
+    fn body_bytes(&self, spec: &ModelSpec) -> u64 {
+        memory::kv_bytes::<E>(spec) * self.body_tokens as u64
     }
 
     fn reset_slot(&self, states: &mut States<E>, slot: usize) -> Result<(), OpError> {

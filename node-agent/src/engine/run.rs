@@ -50,7 +50,7 @@ impl<D: Device> Parts<D> {
     /// All memory that the engine will ever hold, at once.
     pub(super) fn allocate(&self) -> Result<Allocated<D>, EngineError> {
         let (spec, config) = (self.model.spec(), &self.config);
-        let count = pages_under_cap(spec, config)?;
+        let count = pages_under_cap(spec, config, self.device.body_bytes(spec))?;
         let refused = |source| EngineError::AllocateMemory { source: Arc::new(source) };
         let idle = Load {
             slots_free: config.slots,

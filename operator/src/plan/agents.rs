@@ -135,6 +135,9 @@ fn args(pool: &NodePool, tiers: &[CacheTier], inputs: &Inputs<'_>) -> Vec<String
     if bytes(TierName::Disk) > 0 {
         args.push("--data-dir=/var/lib/hypic/data".to_owned());
     }
+    if pool.gpus_per_agent > 0 {
+        args.push("--device=cuda".to_owned());
+    }
     args.extend(pool.threads.map(|threads| format!("--threads={threads}")));
     args.extend(pod::observability(inputs));
     args

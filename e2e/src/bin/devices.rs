@@ -1,0 +1,162 @@
+//! `hypic-devices`: the same questions to a fleet on the CPU and to one on a GPU, then many requests to the latter, with
+//! what its memory does meanwhile. The agent must be built with the feature `cuda`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use hypic_domain::flow::Mode;
+use hypic_e2e::fleet::{Fleet, FleetOptions, key_of, tiny};
+use hypic_e2e::pass::{MAX_TOKENS, run_mode};
+use hypic_e2e::questions::{self, Question};
+use hypic_e2e::report::ModeReport;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+/// Share of the requests after which caches and pools have their size.
+const WARM: f64 = 0.3;
+/// What an agent's memory may grow by from there on: noise of the allocator.
+const GROWTH_MIB: f64 = 32.0;
+
+/// Compares a GPU with the CPU, through a whole fleet.
+#[derive(Parser)]
+struct Args {
+    /// Folder with the binaries of router and agent.
+    #[arg(long)]
+    binaries: PathBuf,
+    /// Folder for the fleets' files and logs.
+    #[arg(long)]
+    dir: PathBuf,
+    /// Folder of the checkpoint.
+    #[arg(long)]
+    model: PathBuf,
+    /// Question file.
+    #[arg(long)]
+    eval: PathBuf,
+    /// Device of the second fleet.
+    #[arg(long, default_value = "cuda")]
+    device: String,
+    /// Questions of the comparison.
+    #[arg(long, default_value_t = 40)]
+    questions: usize,
+    /// Requests of the look at memory.
+    #[arg(long, default_value_t = 1000)]
+    requests: usize,
+}
+
+/// One mode on one device.
+struct Row {
+    device: String,
+    mode: Mode,
+    report: ModeReport,
+    answers: BTreeMap<String, String>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let all = questions::read(&args.eval)?;
+    let asked = questions::evenly(&all, args.questions);
+    let mut rows = Vec::new();
+    for device in ["cpu", args.device.as_str()] {
+        let mut fleet = start(&args, device)?;
+        for mode in [Mode::Recompute, Mode::Pic] {
+            let client = fleet.client(&key_of(mode));
+            let (report, answers) = run_mode(&client, &asked, false, &mut |_, _| {})?;
+            rows.push(Row { device: device.to_owned(), mode, report, answers });
+        }
+        if device != "cpu" {
+            watch_memory(&mut fleet, &all, args.requests)?;
+        }
+    }
+    show(&rows, asked.len());
+    Ok(())
+}
+
+/// One combine agent and one scatter worker, with tiers so small that they are full soon.
+fn start(args: &Args, device: &str) -> Result<Fleet> {
+    let path = args.model.canonicalize().with_context(|| format!("no model at {}", args.model.display()))?;
+    let dir = args.dir.join(device.replace(':', "-"));
+    let mut options = FleetOptions::demo(&dir, &args.binaries, tiny(&path));
+    (options.combine, options.scatter) = (1, 1);
+    let flags = ["--device", device, "--device-bytes=67108864", "--host-bytes=67108864", "--disk-bytes=0"];
+    options.agent_flags = flags.map(str::to_owned).to_vec();
+    let begun = Instant::now();
+    let mut fleet = Fleet::start(options)?;
+    fleet.wait_ready(Duration::from_secs(120))?;
+    println!("{device}: ready after {:.1} s", begun.elapsed().as_secs_f64());
+    Ok(fleet)
+}
+
+/// Sends `count` requests over documents that nobody has seen.
+fn watch_memory(fleet: &mut Fleet, all: &[Question], count: usize) -> Result<()> {
+    let client = fleet.client(&key_of(Mode::Pic));
+    let mut random = StdRng::seed_from_u64(3);
+    let warm = (count as f64 * WARM) as usize;
+    let begun = Instant::now();
+    let mut before = None;
+    for (number, question) in all.iter().cycle().take(count).enumerate() {
+        if number == warm {
+            before = Some(memory(fleet)?);
+        }
+        client.ask(&question.over_new_documents(&mut random), MAX_TOKENS, false)?;
+    }
+    fleet.check_alive()?;
+    let (Some(before), after) = (before, memory(fleet)?) else { return Ok(()) };
+    println!("{count} requests in {:.0} s", begun.elapsed().as_secs_f64());
+    for (name, from) in &before {
+        let to = after.get(name).copied().unwrap_or_default();
+        println!("  {name:<12} {from:>7.0} MiB after {warm}, {to:>7.0} MiB after {count}");
+        if to > from + GROWTH_MIB {
+            bail!("the memory of {name} grows");
+        }
+    }
+    Ok(())
+}
+
+/// Resident MiB of every agent, and what is used on the GPUs.
+fn memory(fleet: &Fleet) -> Result<BTreeMap<String, f64>> {
+    let mut found = BTreeMap::new();
+    for (name, pid) in fleet.pids() {
+        let path = format!("/proc/{pid}/status");
+        let text = fs::read_to_string(Path::new(&path)).with_context(|| format!("read {path}"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let number = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+        found.insert(name, number.context("no VmRSS")? / 1024.0);
+    }
+    let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits"];
+    let output = Command::new("nvidia-smi").args(query).output().context("start nvidia-smi")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let used: f64 = text.lines().filter_map(|line| line.trim().parse::<f64>().ok()).sum();
+    found.insert("GPUs".to_owned(), used);
+    Ok(found)
+}
+
+fn show(rows: &[Row], asked: usize) {
+    println!("{:<10} {:<10} {:>10} {:>12} {:>16}", "device", "mode", "right", "TTFT cold", "TTFT shuffled");
+    for Row { device, mode, report, .. } in rows {
+        let ttft = &report.ttft_ms;
+        println!(
+            "{device:<10} {:<10} {:>4} of {asked:<3} {:>9.1} ms {:>13.1} ms",
+            mode.name(),
+            report.correct,
+            ttft.cold,
+            ttft.shuffled
+        );
+    }
+    for row in rows.iter().filter(|row| row.device != "cpu") {
+        let Some(cpu) = rows.iter().find(|other| other.device == "cpu" && other.mode == row.mode) else {
+            continue;
+        };
+        let same = row.answers.iter().filter(|(id, text)| cpu.answers.get(*id) == Some(*text)).count();
+        println!("{} and cpu, {}: {same} of {asked} answers are the same", row.device, row.mode.name());
+        for (id, text) in &row.answers {
+            if let Some(other) = cpu.answers.get(id).filter(|other| *other != text) {
+                println!("  {id}: {:?} on the cpu, {:?} on {}", other.trim(), text.trim(), row.device);
+            }
+        }
+    }
+}
