@@ -96,7 +96,12 @@ impl Actuator for Scaler {
                 type_: if news.warning { EventType::Warning } else { EventType::Normal },
                 reason: news.reason.to_owned(),
                 note: Some(news.note.clone()),
-                action: news.action.clone(),
+                // Events of one action are counted as one, with the words of the first: each change is of its own.
+                action: format!(
+                    "{}InGeneration{}",
+                    news.action,
+                    pool.metadata.generation.unwrap_or_default()
+                ),
                 secondary: None,
             };
             for regarding in [Some(pool.object_ref(&())), owner(&pool)].into_iter().flatten() {
