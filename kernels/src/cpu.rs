@@ -8,11 +8,14 @@ use hypic_domain as domain;
 use pulp::Arch;
 use rayon::prelude::*;
 
-use crate::op::{Device, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError};
+use crate::op::{
+    Device, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError,
+};
 use crate::plan::Plan;
 
 mod attention;
 mod chunk;
+mod experts;
 mod linear;
 mod math;
 mod matrix;
@@ -326,8 +329,17 @@ impl Device for CpuDevice {
     }
 
     fn sigmoid_gate(&self, x: &mut Tensor, gate: &Tensor) -> Result<(), OpError> {
-        same_shape("sigmoid_gate", x, gate)?;
         let width = x.width;
+        if gate.width == 1 && width != 1 && gate.rows() == x.rows() {
+            self.by_rows(&mut x.values, width, |row, x| {
+                for (x, &gate) in x.chunks_exact_mut(width).zip(&gate.values[row..]) {
+                    let gate = sigmoid(gate);
+                    x.iter_mut().for_each(|x| *x *= gate);
+                }
+            });
+            return Ok(());
+        }
+        same_shape("sigmoid_gate", x, gate)?;
         let gate = &gate.values;
         self.by_rows(&mut x.values, width, |row, x| {
             zip(self.arch, x, &gate[row * width..], |x, gate| x * sigmoid(gate));
@@ -356,6 +368,10 @@ impl Device for CpuDevice {
             return Err(OpError::shape("select", format!("rows below {}", x.rows()), row));
         }
         Ok(Tensor { values: rows.iter().flat_map(|&row| x.row(row)).copied().collect(), width: x.width })
+    }
+
+    fn experts(&self, x: &Tensor, experts: &Experts<'_, Self>) -> Result<Tensor, OpError> {
+        experts::experts(self, x, experts)
     }
 
     fn linear_mixer(

@@ -113,6 +113,31 @@ pub enum NormWeight {
     Plain,
 }
 
+/// A mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// How many there are.
+    pub experts: usize,
+    /// How many each row chooses: those with the largest scores.
+    pub top: usize,
+    /// Width of an expert's feed-forward part.
+    pub intermediate: usize,
+    /// Whether the shares of the chosen, of a softmax over all, are made to sum to 1.
+    pub renormalise: bool,
+}
+
+/// Weights of a mixture of experts, one expert behind the other.
+pub struct Experts<'a, D: Device> {
+    /// Their shape.
+    pub shape: ExpertShape,
+    /// Scores, `[experts, hidden]`.
+    pub router: &'a D::Weight,
+    /// Gate and up of each, `[experts * 2 intermediate, hidden]`.
+    pub gate_up: &'a D::Weight,
+    /// Down of each, `[experts * hidden, intermediate]`.
+    pub down: &'a D::Weight,
+}
+
 /// Inputs of a linear-attention mixer behind its projections.
 pub struct LinearInput<'a, D: Device> {
     /// Place of the layer in the model.
@@ -264,12 +289,17 @@ pub trait Device: Send + Sync + 'static {
     ) -> Result<Self::Tensor, OpError>;
     /// `x + y`, into `x`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), OpError>;
-    /// `x * sigmoid(gate)`, into `x`.
+    /// `x * sigmoid(gate)`, into `x`; the gate is as wide as `x`, or has one value a row.
     fn sigmoid_gate(&self, x: &mut Self::Tensor, gate: &Self::Tensor) -> Result<(), OpError>;
     /// `silu(x[.., :n]) * x[.., n:]`, `[rows, n]` from `[rows, 2 n]`.
     fn swiglu(&self, x: &Self::Tensor) -> Result<Self::Tensor, OpError>;
     /// The rows at `rows`, in that order.
     fn select(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, OpError>;
+
+    /// The sum over the chosen experts of a row of share times `down(silu(gate x) * up x)`.
+    fn experts(&self, x: &Self::Tensor, experts: &Experts<'_, Self>) -> Result<Self::Tensor, OpError>
+    where
+        Self: Sized;
 
     // --- mixers ---
 

@@ -8,4 +8,4 @@ mod rows;
 
 pub use attention::{Attention, Token};
 pub use gdn::{Gdn, Inputs, Part, Running, Summary};
-pub use rows::{gated_norm, linear, rms_norm, swiglu};
+pub use rows::{experts, gated_norm, linear, rms_norm, swiglu};

@@ -18,9 +18,9 @@ REGISTER(gather_rows)
     EACH(i, count) store(x[i], f32(x[i]) + f32(y[i]));                                                                               \
   }                                                                                                                                  \
   REGISTER(add_rows_##suffix)                                                                                                        \
-  /* x *= sigmoid(gate). */                                                                                                          \
-  KERNEL(128, sigmoid_gate_##suffix)(E* x, const E* __restrict__ gate, uint32_t count) {                                             \
-    EACH(i, count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i])));                                                                   \
+  /* x *= sigmoid(gate), one gate for `each` values. */                                                                              \
+  KERNEL(128, sigmoid_gate_##suffix)(E* x, const E* __restrict__ gate, uint32_t count, int each) {                                   \
+    EACH(i, count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i / each])));                                                            \
   }                                                                                                                                  \
   REGISTER(sigmoid_gate_##suffix)                                                                                                    \
   /* y [rows, width] = silu(x[.., :width]) * x[.., width:]. */                                                                       \

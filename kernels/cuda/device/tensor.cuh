@@ -44,6 +44,8 @@ DEV uint32_t pack_bf16(float x, float y) { __nv_bfloat162 h = __floats2bfloat162
 #else
 DEV void copy16(void* to, const void* from, bool there) { there ? memcpy(to, from, 16) : memset(to, 0, 16); }
 DEV void copies_wait() {}
+DEV void copies_commit() {}
+template <int N> DEV void copies_wait() {}
 DEV uint4 read_ahead(const uint4* from) { return *from; }
 namespace sim {
 DEV uint32_t word(uint64_t row, int i) { uint32_t v; memcpy(&v, (const uint8_t*)row + 4 * i, 4); return v; }

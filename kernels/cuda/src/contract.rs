@@ -4,6 +4,7 @@
 //! layout 1. Everything is given to one stream, in order; only what returns host values waits. Fresh memory comes from
 //! the device's stream-ordered pool.
 
+mod experts;
 mod full;
 mod linear;
 mod memory;
@@ -13,7 +14,9 @@ use std::marker::PhantomData;
 
 use half::bf16;
 use hypic_domain::model::ModelSpec;
-use hypic_kernels::op::{self, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError};
+use hypic_kernels::op::{
+    self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError,
+};
 use hypic_kernels::plan::Plan;
 
 use crate::memory::{Float, Fresh};
@@ -230,7 +233,14 @@ impl<E: Float> op::Device for CudaDevice<E> {
     }
 
     fn sigmoid_gate(&self, x: &mut Tensor<E>, gate: &Tensor<E>) -> Result<(), OpError> {
-        same_shape("sigmoid_gate", x, gate)?;
+        if gate.rows() != x.rows() || (gate.width != 1 && gate.width != x.width) {
+            let found = format!("[{}, {}]", gate.rows(), gate.width);
+            return Err(OpError::shape(
+                "sigmoid_gate",
+                format!("gates for [{}, {}]", x.rows(), x.width),
+                found,
+            ));
+        }
         crate::sigmoid_gate(&self.device, &mut x.values, &gate.values).map_err(failed("sigmoid_gate"))
     }
 
@@ -250,6 +260,10 @@ impl<E: Float> op::Device for CudaDevice<E> {
         self.written("select", (rows.len(), x.width), |device, out| {
             crate::gather_rows(device, &x.values, &ids, x.width, out)
         })
+    }
+
+    fn experts(&self, x: &Tensor<E>, experts: &Experts<'_, Self>) -> Result<Tensor<E>, OpError> {
+        experts::experts(self, x, experts)
     }
 
     fn linear_mixer(

@@ -31,6 +31,7 @@ mod contract;
 mod conv_warm;
 mod device;
 mod error;
+mod experts;
 mod gdn_chunks;
 mod graph;
 #[allow(unsafe_code)]
@@ -58,6 +59,7 @@ pub use contract::CudaDevice;
 pub use conv_warm::{ConvWarm, RawRow, Span, TAPS, conv_warm};
 pub use device::{Device, Order};
 pub use error::Error;
+pub use experts::{Routes, Sent, route};
 pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, has_gdn_chunks};
 pub use graph::Graph;
 pub use hypic_domain::model::FullShape;

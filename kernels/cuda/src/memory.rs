@@ -32,6 +32,8 @@ pub trait Float: Element {
     fn narrow(value: f32) -> Self;
     /// Exact.
     fn wide(self) -> f32;
+    /// Values as checkpoints store them, little-endian.
+    fn from_le(bytes: &[u8]) -> Vec<Self>;
 }
 
 impl Float for bf16 {
@@ -43,6 +45,9 @@ impl Float for bf16 {
     fn wide(self) -> f32 {
         self.to_f32()
     }
+    fn from_le(bytes: &[u8]) -> Vec<Self> {
+        bytes.as_chunks().0.iter().map(|&bytes| Self::from_le_bytes(bytes)).collect()
+    }
 }
 
 impl Float for f32 {
@@ -53,6 +58,9 @@ impl Float for f32 {
     }
     fn wide(self) -> f32 {
         self
+    }
+    fn from_le(bytes: &[u8]) -> Vec<Self> {
+        bytes.as_chunks().0.iter().map(|&bytes| Self::from_le_bytes(bytes)).collect()
     }
 }
 

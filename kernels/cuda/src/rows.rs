@@ -40,24 +40,29 @@ pub fn gather_rows<E: Float>(
 /// # Errors
 /// [`Error::CheckShape`] for other lengths, [`Error::CallDriver`] when the launch fails.
 pub fn add_rows<E: Float>(device: &Device, x: &mut Buffer<E>, y: &Buffer<E>) -> Result<()> {
-    each(device, "add_rows", x, y)
-}
-
-/// `x *= sigmoid(gate)`.
-///
-/// # Errors
-/// [`Error::CheckShape`] for other lengths, [`Error::CallDriver`] when the launch fails.
-pub fn sigmoid_gate<E: Float>(device: &Device, x: &mut Buffer<E>, gate: &Buffer<E>) -> Result<()> {
-    each(device, "sigmoid_gate", x, gate)
-}
-
-fn each<E: Float>(device: &Device, kernel: &str, x: &mut Buffer<E>, y: &Buffer<E>) -> Result<()> {
     Error::unless(x.len() == y.len(), "the other rows", x.len(), y.len())?;
     let count = x.len();
-    Launch::new(device, format!("{kernel}_{}", E::NAME), [blocks(device, count)?, 1, 1], THREADS)
+    Launch::new(device, format!("add_rows_{}", E::NAME), [blocks(device, count)?, 1, 1], THREADS)
         .write(x)
         .read(y)
         .int(count)
+        .run()
+}
+
+/// `x *= sigmoid(gate)`: one gate for each value, or for as many as there are more of them.
+///
+/// # Errors
+/// [`Error::CheckShape`] for lengths that do not fit, [`Error::CallDriver`] when the launch fails.
+pub fn sigmoid_gate<E: Float>(device: &Device, x: &mut Buffer<E>, gate: &Buffer<E>) -> Result<()> {
+    let count = x.len();
+    let fits = count == gate.len() || (!gate.is_empty() && count.is_multiple_of(gate.len()));
+    Error::unless(fits, "the gates", format!("a divisor of {count}"), gate.len())?;
+    let each = count.checked_div(gate.len()).unwrap_or(1);
+    Launch::new(device, format!("sigmoid_gate_{}", E::NAME), [blocks(device, count)?, 1, 1], THREADS)
+        .write(x)
+        .read(gate)
+        .int(count)
+        .int(each)
         .run()
 }
 

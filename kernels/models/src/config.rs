@@ -5,6 +5,7 @@ use domain::id::ModelId;
 use domain::model::{FullShape, LayerSpec, LinearShape, ModelSpec};
 use domain::unit::Tokens;
 use hypic_domain as domain;
+use hypic_kernels::op::ExpertShape;
 use serde_json::{Map, Value};
 
 use crate::error::LoadError;
@@ -19,6 +20,20 @@ pub enum Naming {
     Qwen35,
 }
 
+/// One layer's feed-forward part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedForward {
+    /// One for every row, of this width.
+    Dense(usize),
+    /// A mixture of experts.
+    Mixture {
+        /// The experts that rows choose.
+        shape: ExpertShape,
+        /// Width of the expert that every row has; 0 for none.
+        shared: usize,
+    },
+}
+
 /// A checked config.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -26,8 +41,8 @@ pub struct Config {
     pub naming: Naming,
     /// Sizes and shapes.
     pub spec: ModelSpec,
-    /// Width of the feed-forward part.
-    pub intermediate: usize,
+    /// Feed-forward parts, first layer first.
+    pub feed_forward: Vec<FeedForward>,
     /// Of every norm.
     pub eps: f32,
     /// Angles of positions.
@@ -83,7 +98,7 @@ impl Config {
                 return Err(key(what, format!("{many} is no multiple of {few}")));
             }
         }
-        refuse_experts(text, layers)?;
+        let feed_forward = feed_forward(text, layers)?;
         let kinds = layer_kinds(text, layers)?;
         let layers = kinds
             .into_iter()
@@ -99,7 +114,7 @@ impl Config {
                 vocab: size(text, "vocab_size")?,
                 context: Tokens(context),
             },
-            intermediate: size(text, "intermediate_size")?,
+            feed_forward,
             eps: number(text, "rms_norm_eps")?.unwrap_or(1e-6) as f32,
             rope,
             tied: flag(text, "tie_word_embeddings")?.or(flag(root, "tie_word_embeddings")?).unwrap_or(false),
@@ -127,7 +142,7 @@ impl Config {
             "{family};hidden={};vocab={};mlp={};eps={:e};tied={};rope={};layers={}",
             self.spec.hidden,
             self.spec.vocab,
-            self.intermediate,
+            self.mlp(),
             self.eps,
             self.tied,
             self.rope.canonical(),
@@ -136,13 +151,29 @@ impl Config {
     }
 }
 
+impl Config {
+    /// One description where all layers have the same feed-forward part, else one for each.
+    fn mlp(&self) -> String {
+        let one = |part: &FeedForward| match part {
+            FeedForward::Dense(width) => width.to_string(),
+            FeedForward::Mixture { shape, shared } => {
+                let ExpertShape { experts, top, intermediate, renormalise } = shape;
+                format!("moe:{experts}:{top}:{intermediate}:{shared}:{renormalise}")
+            }
+        };
+        let mut parts: Vec<String> = self.feed_forward.iter().map(one).collect();
+        parts.dedup();
+        parts.join(",")
+    }
+}
+
 fn naming(text: &Map<String, Value>) -> Result<Naming, LoadError> {
     match text.get("model_type").and_then(Value::as_str) {
         Some("qwen3_next") => Ok(Naming::Qwen3Next),
-        Some("qwen3_5" | "qwen3_5_text") => Ok(Naming::Qwen35),
+        Some("qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text") => Ok(Naming::Qwen35),
         Some(other) => Err(LoadError::ChooseModel {
             what: format!("model_type \"{other}\""),
-            reason: "built are qwen3_next and qwen3_5 with dense feed-forward parts".to_owned(),
+            reason: "built are qwen3_next, qwen3_5 and qwen3_5_moe".to_owned(),
         }),
         None => Err(key("model_type", "missing")),
     }
@@ -180,7 +211,7 @@ fn refuse_variants(text: &Map<String, Value>) -> Result<(), LoadError> {
 }
 
 /// A layer is a mixture of experts as transformers decides it.
-fn refuse_experts(text: &Map<String, Value>, layers: usize) -> Result<(), LoadError> {
+fn feed_forward(text: &Map<String, Value>, layers: usize) -> Result<Vec<FeedForward>, LoadError> {
     let experts = text.get("num_experts").and_then(Value::as_u64).unwrap_or(0);
     let step = text.get("decoder_sparse_step").and_then(Value::as_u64).unwrap_or(1).max(1);
     let dense: Vec<u64> = text
@@ -188,15 +219,33 @@ fn refuse_experts(text: &Map<String, Value>, layers: usize) -> Result<(), LoadEr
         .and_then(Value::as_array)
         .map(|list| list.iter().filter_map(Value::as_u64).collect())
         .unwrap_or_default();
-    match (0..layers as u64)
-        .find(|layer| experts > 0 && !dense.contains(layer) && (layer + 1).is_multiple_of(step))
-    {
-        None => Ok(()),
-        Some(layer) => Err(LoadError::ChooseModel {
-            what: format!("a mixture of {experts} experts (layer {layer})"),
-            reason: "only dense feed-forward parts are built".to_owned(),
-        }),
+    let part = |layer: u64| {
+        if experts > 0 && !dense.contains(&layer) && (layer + 1).is_multiple_of(step) {
+            mixture(text)
+        } else {
+            size(text, "intermediate_size").map(FeedForward::Dense)
+        }
+    };
+    (0..layers as u64).map(part).collect()
+}
+
+fn mixture(text: &Map<String, Value>) -> Result<FeedForward, LoadError> {
+    let shape = ExpertShape {
+        experts: size(text, "num_experts")?,
+        top: size(text, "num_experts_per_tok")?,
+        intermediate: size(text, "moe_intermediate_size")?,
+        // Qwen3.5 always does, and has no such key.
+        renormalise: flag(text, "norm_topk_prob")?.unwrap_or(true),
+    };
+    if shape.top > shape.experts {
+        return Err(key("num_experts_per_tok", format!("{} of {} experts", shape.top, shape.experts)));
     }
+    let shared = match text.get("shared_expert_intermediate_size") {
+        None | Some(Value::Null) => 0,
+        Some(width) if width.as_u64() == Some(0) => 0,
+        Some(_) => size(text, "shared_expert_intermediate_size")?,
+    };
+    Ok(FeedForward::Mixture { shape, shared })
 }
 
 /// Which layers are full attention.

@@ -7,6 +7,7 @@ use hypic_domain::id::ModelId;
 use hypic_domain::model::ModelSpec;
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{Device, HostTensor, OpError};
+use serde_json::Value;
 
 use crate::config::Config;
 use crate::error::LoadError;
@@ -34,10 +35,29 @@ pub struct Loaded<D: Device> {
 /// # Errors
 /// Names the file and the tensor or the config's key.
 pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>, LoadError> {
-    let config = Config::parse(&read_json(&dir.join("config.json"))?, id)?;
-    let mut weights = Weights { device, checkpoint: Checkpoint::open(dir)?, prefix: "", bytes: Cell::new(0) };
+    load_from(Box::new(Checkpoint::open(dir)?), &read_json(&dir.join("config.json"))?, device, id)
+}
+
+/// Where a model's tensors come from.
+pub(crate) trait Tensors {
+    /// Whether there is such a tensor.
+    fn has(&self, name: &str) -> bool;
+    /// A tensor of that shape.
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError>;
+    /// Digest of all that was read.
+    fn digest(&self) -> [u8; 32];
+}
+
+pub(crate) fn load_from<D: Device>(
+    tensors: Box<dyn Tensors>,
+    config: &Value,
+    device: &D,
+    id: ModelId,
+) -> Result<Loaded<D>, LoadError> {
+    let config = Config::parse(config, id)?;
+    let mut weights = Weights { device, tensors, prefix: "", bytes: Cell::new(0) };
     // Checkpoints with a vision part keep the language model one level deeper.
-    weights.prefix = if weights.checkpoint.has("model.language_model.embed_tokens.weight") {
+    weights.prefix = if weights.tensors.has("model.language_model.embed_tokens.weight") {
         "model.language_model"
     } else {
         "model"
@@ -45,7 +65,7 @@ pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>,
     let model = Qwen3Next::load(&config, &mut weights)?;
     Ok(Loaded {
         model: Box::new(model),
-        weights: weights.checkpoint.digest(),
+        weights: weights.tensors.digest(),
         architecture: config.canonical(),
         bytes: weights.bytes.get(),
         spec: config.spec,
@@ -55,7 +75,7 @@ pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>,
 /// Reads tensors by name and hands them to the device.
 pub(crate) struct Weights<'a, D: Device> {
     device: &'a D,
-    checkpoint: Checkpoint,
+    tensors: Box<dyn Tensors>,
     prefix: &'static str,
     bytes: Cell<u64>,
 }
@@ -63,12 +83,17 @@ pub(crate) struct Weights<'a, D: Device> {
 impl<D: Device> Weights<'_, D> {
     /// A tensor of the language model.
     pub(crate) fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
-        self.checkpoint.read(&format!("{}.{name}", self.prefix), shape)
+        self.tensors.read(&format!("{}.{name}", self.prefix), shape)
+    }
+
+    /// Whether the language model has such a tensor.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.tensors.has(&format!("{}.{name}", self.prefix))
     }
 
     /// A tensor that has no prefix.
     pub(crate) fn read_root(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
-        self.checkpoint.read(name, shape)
+        self.tensors.read(name, shape)
     }
 
     /// A matrix of products or a table of embeddings.

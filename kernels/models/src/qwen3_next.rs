@@ -1,4 +1,4 @@
-//! Qwen3-Next and Qwen3.5 with dense feed-forward parts: the two differ in how projections are stored only.
+//! Qwen3-Next and Qwen3.5: the two differ in how projections are stored only.
 
 use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_kernels::op::{Device, NormWeight, OpError};
@@ -53,7 +53,7 @@ impl<D: Device> Qwen3Next<D> {
                     LayerSpec::Full(shape) => Mixer::Full(FullLayer::load(weights, layer, config, *shape)?),
                 },
                 between: weights.exact(&norm("post_attention"), &[spec.hidden])?,
-                mlp: Mlp::load(weights, layer, spec.hidden, config.intermediate)?,
+                mlp: Mlp::load(weights, layer, spec.hidden, config.feed_forward[layer])?,
             });
         }
         let norm = weights.exact("norm.weight", &[spec.hidden])?;

@@ -3,15 +3,21 @@
 //! What a library draws by default forgets within tens of tokens; `T` is then nothing, and every fault of
 //! composition is hidden.
 
+mod drawn;
+
 use std::collections::HashMap;
 use std::path::Path;
 
 use half::bf16;
+use hypic_domain::id::ModelId;
+use hypic_kernels::op::Device;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 
 use crate::config::Naming;
 use crate::error::LoadError;
+use crate::load::{Loaded, load_from};
+use drawn::Drawn;
 
 /// What to draw.
 #[derive(Clone, Debug)]
@@ -22,8 +28,10 @@ pub struct RandomSpec {
     pub naming: Naming,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the feed-forward part.
+    /// Width of the feed-forward part, of an expert's where there are experts.
     pub intermediate: usize,
+    /// Experts of every layer and how many a row chooses, beside one that every row has; none for dense layers.
+    pub experts: Option<(usize, usize)>,
     /// Size of the vocabulary.
     pub vocab: usize,
     /// Layers.
@@ -56,6 +64,7 @@ impl Default for RandomSpec {
             naming: Naming::Qwen3Next,
             hidden: 64,
             intermediate: 96,
+            experts: None,
             vocab: 256,
             layers: 4,
             full_interval: 4,
@@ -108,11 +117,23 @@ pub fn write_with_tokenizer(dir: &Path, spec: &RandomSpec, tokenizer: &Path) -> 
     Ok(())
 }
 
+/// A random model straight onto a device, without a checkpoint: for sizes that no drive should see. Matrices repeat a
+/// block of values.
+///
+/// # Errors
+/// Those of the device.
+pub fn load<D: Device>(device: &D, spec: &RandomSpec) -> Result<Loaded<D>, LoadError> {
+    load_from(Box::new(Drawn::new(spec)), &config_of(spec), device, ModelId::from("random"))
+}
+
 fn config_of(spec: &RandomSpec) -> serde_json::Value {
-    let (model_type, class) = match spec.naming {
-        Naming::Qwen3Next => ("qwen3_next", "Qwen3NextForCausalLM"),
-        Naming::Qwen35 => ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    let (model_type, class) = match (spec.naming, spec.experts) {
+        (Naming::Qwen3Next, _) => ("qwen3_next", "Qwen3NextForCausalLM"),
+        (Naming::Qwen35, None) => ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+        (Naming::Qwen35, Some(_)) => ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
     };
+    let (experts, chosen) = spec.experts.unwrap_or((0, 1));
+    let dense = if experts == 0 { spec.layers } else { 0 };
     let kind = |layer: usize| match (layer + 1).is_multiple_of(spec.full_interval) {
         true => "full_attention",
         false => "linear_attention",
@@ -140,8 +161,12 @@ fn config_of(spec: &RandomSpec) -> serde_json::Value {
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
         "tie_word_embeddings": spec.tied,
-        "num_experts": 0,
-        "mlp_only_layers": (0..spec.layers).collect::<Vec<_>>(),
+        "num_experts": experts,
+        "num_experts_per_tok": chosen,
+        "norm_topk_prob": true,
+        "moe_intermediate_size": spec.intermediate,
+        "shared_expert_intermediate_size": spec.intermediate,
+        "mlp_only_layers": (0..dense).collect::<Vec<_>>(),
         "bos_token_id": null,
         "eos_token_id": null,
     })
@@ -166,14 +191,39 @@ impl Draw {
                 self.linear(&name("linear_attn"), spec);
             }
             self.norm(&name("post_attention_layernorm.weight"), hidden, 0.0);
-            self.matrix(&name("mlp.gate_proj.weight"), &[intermediate, hidden], 1.0);
-            self.matrix(&name("mlp.up_proj.weight"), &[intermediate, hidden], 1.0);
-            self.matrix(&name("mlp.down_proj.weight"), &[hidden, intermediate], 1.0);
+            match spec.experts {
+                None => self.dense(&name("mlp"), hidden, intermediate),
+                Some((experts, _)) => self.mixture(&name("mlp"), experts, spec),
+            }
         }
         self.norm("model.norm.weight", hidden, 0.0);
         if !spec.tied {
             self.matrix("lm_head.weight", &[vocab, hidden], 1.0);
         }
+    }
+
+    fn dense(&mut self, name: &str, hidden: usize, width: usize) {
+        self.matrix(&format!("{name}.gate_proj.weight"), &[width, hidden], 1.0);
+        self.matrix(&format!("{name}.up_proj.weight"), &[width, hidden], 1.0);
+        self.matrix(&format!("{name}.down_proj.weight"), &[hidden, width], 1.0);
+    }
+
+    fn mixture(&mut self, name: &str, experts: usize, spec: &RandomSpec) {
+        let (hidden, width) = (spec.hidden, spec.intermediate);
+        self.matrix(&format!("{name}.gate.weight"), &[experts, hidden], 1.0);
+        match spec.naming {
+            Naming::Qwen3Next => {
+                for expert in 0..experts {
+                    self.dense(&format!("{name}.experts.{expert}"), hidden, width);
+                }
+            }
+            Naming::Qwen35 => {
+                self.stack(&format!("{name}.experts.gate_up_proj"), [experts, 2 * width, hidden]);
+                self.stack(&format!("{name}.experts.down_proj"), [experts, hidden, width]);
+            }
+        }
+        self.dense(&format!("{name}.shared_expert"), hidden, width);
+        self.matrix(&format!("{name}.shared_expert_gate.weight"), &[1, hidden], 1.0);
     }
 
     fn linear(&mut self, name: &str, spec: &RandomSpec) {
@@ -194,17 +244,26 @@ impl Draw {
         }
         let taps = (0..channels * 4).map(|_| 0.5 * self.normal()).collect();
         self.tensor(&format!("{name}.conv1d.weight"), &[channels, 1, 4], taps);
-        // With dt_bias = ln(e - 1), softplus is 1 at zero input, and a head forgets half in `half` tokens.
-        let (short, long) = (spec.half_lives.0.ln(), spec.half_lives.1.ln());
-        let a_log = (0..heads).map(|_| {
-            let half = (short + (long - short) * self.uniform()).exp();
-            (std::f64::consts::LN_2 / half).ln()
-        });
-        let a_log = a_log.collect();
+        let a_log = self.a_log(heads, spec.half_lives);
         self.tensor(&format!("{name}.A_log"), &[heads], a_log);
-        self.tensor(&format!("{name}.dt_bias"), &[heads], vec![(std::f64::consts::E - 1.0).ln(); heads]);
+        self.tensor(&format!("{name}.dt_bias"), &[heads], vec![Self::dt_bias(); heads]);
         self.norm(&format!("{name}.norm.weight"), width, 1.0);
         self.matrix(&format!("{name}.out_proj.weight"), &[hidden, values], 1.0);
+    }
+
+    /// With [`Draw::dt_bias`], a head forgets half in so many tokens, log-uniform.
+    fn a_log(&mut self, heads: usize, half_lives: (f64, f64)) -> Vec<f64> {
+        let (short, long) = (half_lives.0.ln(), half_lives.1.ln());
+        let mut one = || {
+            let half = (short + (long - short) * self.uniform()).exp();
+            (std::f64::consts::LN_2 / half).ln()
+        };
+        (0..heads).map(|_| one()).collect()
+    }
+
+    /// `ln(e - 1)`: softplus is 1 at zero input.
+    fn dt_bias() -> f64 {
+        (std::f64::consts::E - 1.0).ln()
     }
 
     fn full(&mut self, name: &str, spec: &RandomSpec) {
@@ -215,6 +274,13 @@ impl Draw {
         self.norm(&format!("{name}.q_norm.weight"), width, 0.0);
         self.norm(&format!("{name}.k_norm.weight"), width, 0.0);
         self.matrix(&format!("{name}.o_proj.weight"), &[hidden, heads * width], 1.0);
+    }
+
+    /// As many matrices, one behind the other.
+    fn stack(&mut self, name: &str, shape: [usize; 3]) {
+        let scale = 1.0 / (shape[2] as f64).sqrt();
+        let values = (0..shape.iter().product()).map(|_| scale * self.normal()).collect();
+        self.tensor(name, &shape, values);
     }
 
     /// Normal values of variance `scale^2 / in`, so that activations keep their size.

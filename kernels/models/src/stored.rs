@@ -13,6 +13,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 
 use crate::error::LoadError;
+use crate::load::Tensors;
 
 /// Longest header that is read; that of a checkpoint of 10^5 tensors has some 10 MiB.
 const HEADER_LIMIT: u64 = 32 << 20;
@@ -76,14 +77,16 @@ impl Checkpoint {
         }
         Ok(Self { dir: dir.to_owned(), shards, places, digests: BTreeMap::new() })
     }
+}
 
-    pub(crate) fn has(&self, name: &str) -> bool {
+impl Tensors for Checkpoint {
+    fn has(&self, name: &str) -> bool {
         self.places.contains_key(name)
     }
 
     /// Reads a tensor of the given shape and checks that all its values are finite. Axes of length one in the
     /// file do not count.
-    pub(crate) fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
         let missing = || LoadError::FindTensor { name: name.to_owned(), dir: self.dir.clone() };
         let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
         let info = shard.header.info(name).ok_or_else(missing)?;
@@ -111,7 +114,7 @@ impl Checkpoint {
     }
 
     /// Digest of all tensors that were read: names, shapes, formats and bytes, in the order of the names.
-    pub(crate) fn digest(&self) -> [u8; 32] {
+    fn digest(&self) -> [u8; 32] {
         let mut digest = blake3::Hasher::new_derive_key("hypic weights v1");
         self.digests.values().for_each(|one| {
             digest.update(one);
@@ -224,6 +227,25 @@ impl Stored {
             count += 1;
         }
         Self { name: self.name.clone(), shape: vec![count, self.shape[1]], dtype: self.dtype, bytes }
+    }
+
+    /// A tensor of more axes as the matrix of its last one.
+    pub(crate) fn as_matrix(self) -> Self {
+        let width = self.shape.last().copied().unwrap_or(1);
+        let rows = self.shape.iter().product::<usize>() / width.max(1);
+        Self { shape: vec![rows, width], ..self }
+    }
+
+    /// The rows of matrices of one width, one after the other, under a new name.
+    pub(crate) fn stacked(name: &str, parts: Vec<Self>) -> Self {
+        let is_one = parts.windows(2).all(|pair| pair[0].dtype == pair[1].dtype);
+        let parts: Vec<Self> = if is_one { parts } else { parts.into_iter().map(Self::widened).collect() };
+        let rows = parts.iter().map(|part| part.shape[0]).sum();
+        let (dtype, width) = parts.first().map_or((Dtype::F32, 0), |part| (part.dtype, part.shape[1]));
+        // One allocation: the experts of a layer are a gigabyte.
+        let mut bytes = Vec::with_capacity(rows * width * dtype.size());
+        parts.iter().for_each(|part| bytes.extend_from_slice(&part.bytes));
+        Self { name: name.to_owned(), shape: vec![rows, width], dtype, bytes }
     }
 
     /// The rows of two matrices of one width, one after the other.

@@ -1,4 +1,4 @@
-use crate::op::NormWeight;
+use crate::op::{ExpertShape, NormWeight};
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
@@ -39,4 +39,37 @@ pub fn swiglu(x: &[f32], n: usize) -> Vec<f64> {
         gate.iter().zip(up).map(|(&gate, &up)| silu(gate) * f64::from(up)).collect::<Vec<_>>()
     };
     x.chunks_exact(2 * n).flat_map(row).collect()
+}
+
+/// The mixture of experts: `[rows, hidden]` from weights `[experts, hidden]`, `[experts, 2 intermediate, hidden]` and
+/// `[experts, hidden, intermediate]`.
+pub fn experts(x: &[f32], hidden: usize, shape: ExpertShape, weights: [&[f32]; 3]) -> Vec<f64> {
+    let [router, gate_up, down] = weights;
+    let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let times = |x: &[f64], weight: &[f32]| -> Vec<f64> {
+        let dot = |w: &[f32]| x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum();
+        weight.chunks_exact(x.len()).map(dot).collect()
+    };
+    let row = |x: &[f32]| {
+        let x = wide(x);
+        let shares: Vec<f64> = times(&x, router).into_iter().map(f64::exp).collect();
+        let mut order: Vec<usize> = (0..shape.experts).collect();
+        order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]));
+        order.truncate(shape.top);
+        let all: f64 = match shape.renormalise {
+            true => order.iter().map(|&expert| shares[expert]).sum(),
+            false => shares.iter().sum(),
+        };
+        let mut out = vec![0.0; hidden];
+        for expert in order {
+            let size = 2 * shape.intermediate * hidden;
+            let both = times(&x, &gate_up[expert * size..][..size]);
+            let (gate, up) = both.split_at(shape.intermediate);
+            let inner: Vec<f64> = gate.iter().zip(up).map(|(&gate, up)| gate * sigmoid(gate) * up).collect();
+            let said = times(&inner, &down[expert * size / 2..][..size / 2]);
+            out.iter_mut().zip(said).for_each(|(out, said)| *out += shares[expert] / all * said);
+        }
+        out
+    };
+    x.chunks_exact(hidden).flat_map(row).collect()
 }

@@ -7,7 +7,8 @@ use hypic_domain::id::ModelId;
 use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::{
-    Device, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight, OpError,
+    Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight,
+    OpError,
 };
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_kernels::reference::{self, Attention, Gdn, Inputs, Part, Summary, Token};

@@ -37,6 +37,12 @@ fn row_ops_equal_the_reference_on_one_and_on_two_threads() {
             &device.to_host(&gated).unwrap(),
             &x.iter().zip(&y).map(gate).collect::<Vec<_>>(),
         );
+        let gates = noise.many(rows);
+        let mut gated = device.tensor(&x, 96).unwrap();
+        device.sigmoid_gate(&mut gated, &device.tensor(&gates, 1).unwrap()).unwrap();
+        let gate = |(i, &x): (usize, &f32)| f64::from(x) / (1.0 + (-f64::from(gates[i / 96])).exp());
+        let right: Vec<f64> = x.iter().enumerate().map(gate).collect();
+        within(Compared::Rows, &device.to_host(&gated).unwrap(), &right);
         for out in [1, 16, 50, 700] {
             let matrix = noise.many(out * 96);
             let placed = weight(&device, &matrix, &[out, 96]);
@@ -79,4 +85,34 @@ fn half_precision_weights_are_widened_exactly() {
     }
     let short = HostTensor { name: "w", shape: vec![1, 2], dtype: Dtype::F32, bytes: &[0; 4] };
     assert!(device.weight(&short).is_err());
+}
+
+#[test]
+fn rows_go_to_the_experts_that_they_chose() {
+    // As wide as a tile of the kernels, and ragged in everything else; one expert is never chosen.
+    let (hidden, intermediate, count) = (64, 64, 13);
+    let mut noise = Noise(31);
+    let mut router = noise.many(count * hidden);
+    router[..hidden].fill(0.0);
+    let gate_up = noise.many(count * 2 * intermediate * hidden);
+    let down = noise.many(count * hidden * intermediate);
+    for (rows, top, renormalise, threads) in [(1, 4, true, 1), (7, 1, false, 1), (300, 3, true, 2)] {
+        let device = poisoned(threads);
+        let shape = ExpertShape { experts: count, top, intermediate, renormalise };
+        let x = noise.many(rows * hidden);
+        let experts = Experts {
+            shape,
+            router: &weight(&device, &router, &[count, hidden]),
+            gate_up: &weight(&device, &gate_up, &[count * 2 * intermediate, hidden]),
+            down: &weight(&device, &down, &[count * hidden, intermediate]),
+        };
+        let right = reference::experts(&x, hidden, shape, [&router, &gate_up, &down]);
+        let tensor = |values: &[f32]| device.tensor(values, hidden).unwrap();
+        let found = device.experts(&tensor(&x), &experts).unwrap();
+        within(Compared::Linear, &device.to_host(&found).unwrap(), &right);
+        let last = device.experts(&tensor(&x[(rows - 1) * hidden..]), &experts).unwrap();
+        within(Compared::Linear, &device.to_host(&last).unwrap(), &right[(rows - 1) * hidden..]);
+        let wrong = Experts { shape: ExpertShape { experts: count + 1, ..shape }, ..experts };
+        assert!(matches!(device.experts(&tensor(&x), &wrong), Err(OpError::Shape { .. })));
+    }
 }

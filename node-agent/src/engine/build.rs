@@ -174,11 +174,7 @@ impl<D: Device> Core<D> {
             }
             let Some(slot) = self.memory.build_slots.take() else { return };
             match self.prepare(slot, rows) {
-                Ok(Some((hold, recording))) => {
-                    let recording = Arc::new(Mutex::new(recording));
-                    self.builds[place].running =
-                        Some(Running { hold, recording, computed: 0, begun: Instant::now() });
-                }
+                Ok(Some(running)) => self.builds[place].running = Some(running),
                 Ok(None) => return,
                 Err(source) => {
                     let key = self.builds[place].key;
@@ -190,12 +186,13 @@ impl<D: Device> Core<D> {
     }
 
     /// Memory of a build of `rows` rows; none while pages are missing.
-    fn prepare(&mut self, slot: Lease, rows: usize) -> Result<Option<(Hold<D>, D::Recording)>, OpError> {
+    fn prepare(&mut self, slot: Lease, rows: usize) -> Result<Option<Running<D>>, OpError> {
         let mut hold = self.memory.hold(&self.device, slot)?;
         if !self.memory.reserve(&self.device, &mut hold, rows)? {
             return Ok(None);
         }
-        Ok(Some((hold, self.device.recording(self.model.spec())?)))
+        let recording = Arc::new(Mutex::new(self.device.recording(self.model.spec())?));
+        Ok(Some(Running { hold, recording, computed: 0, begun: Instant::now() }))
     }
 
     /// Gives out one layer of a build that ends in this step of `rows` of its rows.

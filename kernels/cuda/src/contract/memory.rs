@@ -48,6 +48,7 @@ impl<E: Float> Weight<E> {
         }
         let halves = host.bytes.as_chunks::<2>().0;
         let values: Vec<T> = match host.dtype {
+            dtype if dtype == T::DTYPE => T::from_le(host.bytes),
             Dtype::F32 => {
                 host.bytes.as_chunks().0.iter().map(|&b| T::narrow(f32::from_le_bytes(b))).collect()
             }

@@ -130,8 +130,12 @@ fn the_innermost_config_decides_about_tying() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     for (changes, word) in [
-        (json!({"num_experts": 8}), "experts"),
-        (json!({"model_type": "qwen3_5_moe"}), "qwen3_5_moe"),
+        (json!({"num_experts": 8}), "num_experts_per_tok"),
+        (
+            json!({"num_experts": 8, "num_experts_per_tok": 9, "moe_intermediate_size": 32}),
+            "num_experts_per_tok",
+        ),
+        (json!({"model_type": "qwen9_moe"}), "qwen9_moe"),
         (json!({"quantization_config": {"quant_method": "awq"}}), "awq"),
         (json!({"quantization_config": {}}), "quantization_config"),
         (json!({"hidden_act": "gelu"}), "gelu"),
@@ -147,4 +151,25 @@ fn what_is_not_built_is_refused_by_name() {
     assert!(parse(&with(json!({"quantization_config": null}))).is_ok());
     let dense: Vec<usize> = (0..8).collect();
     assert!(parse(&with(json!({"num_experts": 8, "mlp_only_layers": dense}))).is_ok());
+}
+
+#[test]
+fn a_layer_is_dense_or_a_mixture() {
+    let mixture = json!({
+        "model_type": "qwen3_5_moe_text", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48, "mlp_only_layers": [1],
+    });
+    let config = parse(&with(mixture.clone())).unwrap();
+    let shape = ExpertShape { experts: 8, top: 2, intermediate: 32, renormalise: true };
+    let expected = FeedForward::Mixture { shape, shared: 48 };
+    assert_eq!(config.feed_forward[..3], [expected, FeedForward::Dense(640), expected]);
+    assert!(config.canonical().contains("mlp=moe:8:2:32:48:true,640,moe:8:2:32:48:true;"));
+    assert!(parse(&tiny()).unwrap().canonical().contains("mlp=640;"));
+    let mut all = mixture;
+    all["mlp_only_layers"] = json!([]);
+    all["intermediate_size"] = json!("absent");
+    all["norm_topk_prob"] = json!(false);
+    let config = parse(&with(all)).unwrap();
+    let shape = ExpertShape { renormalise: false, ..shape };
+    assert_eq!(config.feed_forward, [FeedForward::Mixture { shape, shared: 48 }; 8]);
 }

@@ -1,15 +1,34 @@
-//! The dense feed-forward part: `down(silu(gate(x)) * up(x))`.
+//! The feed-forward parts: dense, `down(silu(gate(x)) * up(x))`, and a mixture of experts of that form.
 
-use hypic_kernels::op::{Device, OpError};
+use hypic_kernels::op::{Device, ExpertShape, Experts, OpError};
 
+use crate::config::FeedForward;
 use crate::error::LoadError;
 use crate::load::Weights;
+use crate::stored::Stored;
 
-pub(crate) struct Mlp<D: Device> {
+pub(crate) enum Mlp<D: Device> {
+    Dense(Dense<D>),
+    Mixture(Mixture<D>),
+}
+
+pub(crate) struct Dense<D: Device> {
     /// `[gate; up]`, `[2 intermediate, hidden]`.
     gate_up: D::Weight,
     /// `[hidden, intermediate]`.
     down: D::Weight,
+}
+
+pub(crate) struct Mixture<D: Device> {
+    shape: ExpertShape,
+    /// `[experts, hidden]`.
+    router: D::Weight,
+    /// `[gate; up]` of every expert, `[experts * 2 intermediate, hidden]`.
+    gate_up: D::Weight,
+    /// `[experts * hidden, intermediate]`.
+    down: D::Weight,
+    /// The expert that every row has, and its gate `[1, hidden]`.
+    shared: Option<(Dense<D>, D::Weight)>,
 }
 
 impl<D: Device> Mlp<D> {
@@ -17,18 +36,93 @@ impl<D: Device> Mlp<D> {
         weights: &mut Weights<'_, D>,
         layer: usize,
         hidden: usize,
-        intermediate: usize,
+        part: FeedForward,
     ) -> Result<Self, LoadError> {
-        let name = |part: &str| format!("layers.{layer}.mlp.{part}.weight");
-        let gate = weights.read(&name("gate_proj"), &[intermediate, hidden])?;
-        let up = weights.read(&name("up_proj"), &[intermediate, hidden])?;
-        Ok(Self {
-            gate_up: weights.place(&gate.under(up))?,
-            down: weights.weight(&name("down_proj"), &[hidden, intermediate])?,
-        })
+        let name = format!("layers.{layer}.mlp");
+        match part {
+            FeedForward::Dense(width) => Dense::load(weights, &name, hidden, width).map(Self::Dense),
+            FeedForward::Mixture { shape, shared } => {
+                Mixture::load(weights, &name, hidden, (shape, shared)).map(Self::Mixture)
+            }
+        }
     }
 
     pub(crate) fn forward(&self, device: &D, x: &D::Tensor) -> Result<D::Tensor, OpError> {
+        match self {
+            Self::Dense(dense) => dense.forward(device, x),
+            Self::Mixture(mixture) => mixture.forward(device, x),
+        }
+    }
+}
+
+impl<D: Device> Dense<D> {
+    fn load(
+        weights: &mut Weights<'_, D>,
+        name: &str,
+        hidden: usize,
+        width: usize,
+    ) -> Result<Self, LoadError> {
+        let gate = weights.read(&format!("{name}.gate_proj.weight"), &[width, hidden])?;
+        let up = weights.read(&format!("{name}.up_proj.weight"), &[width, hidden])?;
+        Ok(Self {
+            gate_up: weights.place(&gate.under(up))?,
+            down: weights.weight(&format!("{name}.down_proj.weight"), &[hidden, width])?,
+        })
+    }
+
+    fn forward(&self, device: &D, x: &D::Tensor) -> Result<D::Tensor, OpError> {
         device.linear(&device.swiglu(&device.linear(x, &self.gate_up)?)?, &self.down)
+    }
+}
+
+impl<D: Device> Mixture<D> {
+    fn load(
+        weights: &mut Weights<'_, D>,
+        name: &str,
+        hidden: usize,
+        (shape, shared): (ExpertShape, usize),
+    ) -> Result<Self, LoadError> {
+        let ExpertShape { experts, intermediate: width, .. } = shape;
+        let part = |part: &str| format!("{name}.experts.{part}");
+        // Qwen3.5 keeps the experts in one tensor, Qwen3-Next each in its own.
+        let (gate_up, down) = if weights.has(&part("gate_up_proj")) {
+            let gate_up = weights.read(&part("gate_up_proj"), &[experts, 2 * width, hidden])?;
+            let down = weights.read(&part("down_proj"), &[experts, hidden, width])?;
+            (gate_up.as_matrix(), down.as_matrix())
+        } else {
+            let mut parts = (Vec::with_capacity(2 * experts), Vec::with_capacity(experts));
+            for expert in 0..experts {
+                let part = |kind: &str| part(&format!("{expert}.{kind}_proj.weight"));
+                parts.0.push(weights.read(&part("gate"), &[width, hidden])?);
+                parts.0.push(weights.read(&part("up"), &[width, hidden])?);
+                parts.1.push(weights.read(&part("down"), &[hidden, width])?);
+            }
+            (Stored::stacked(&part("gate_up"), parts.0), Stored::stacked(&part("down"), parts.1))
+        };
+        let shared = match shared {
+            0 => None,
+            shared => Some((
+                Dense::load(weights, &format!("{name}.shared_expert"), hidden, shared)?,
+                weights.weight(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
+            )),
+        };
+        Ok(Self {
+            shape,
+            router: weights.weight(&format!("{name}.gate.weight"), &[experts, hidden])?,
+            gate_up: weights.place(&gate_up)?,
+            down: weights.place(&down)?,
+            shared,
+        })
+    }
+
+    fn forward(&self, device: &D, x: &D::Tensor) -> Result<D::Tensor, OpError> {
+        let Self { shape, router, gate_up, down, shared } = self;
+        let mut out = device.experts(x, &Experts { shape: *shape, router, gate_up, down })?;
+        if let Some((dense, gate)) = shared {
+            let mut said = dense.forward(device, x)?;
+            device.sigmoid_gate(&mut said, &device.linear(x, gate)?)?;
+            device.add(&mut out, &said)?;
+        }
+        Ok(out)
     }
 }

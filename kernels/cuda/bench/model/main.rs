@@ -1,0 +1,224 @@
+//! A whole model of the 35B-A3B shape with random weights on one GPU: `cargo run --release`-like figures of DESIGN §8.
+//!
+//! `model OUT.json [LAYERS]`: cold prefill of 32k tokens, a warm prompt of 64 cached bodies of 504 tokens with seams of 8,
+//! one more body, and decode of 1, 32 and 128 sequences. Launches are eager: no CUDA graphs. Every figure is the median
+//! of its repeats, wall time from the plan to logits on the host.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use hypic_cuda::{CudaDevice, Device};
+use hypic_kernels::op::{Device as _, Export};
+use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
+use hypic_models::Loaded;
+use hypic_models::config::Naming;
+use hypic_models::model::Memory;
+use hypic_models::random::{self, RandomSpec};
+use serde_json::json;
+
+type Gpu = CudaDevice;
+type Body = (Arc<BodyLayers<Gpu>>, usize);
+
+const PAGE: usize = 64;
+const PROMPT: usize = 32_768;
+const SEGMENT: usize = 512;
+const SEGMENTS: usize = 64;
+const SEAM: usize = 8;
+const QUERY: usize = 24;
+/// Segments that are really built; a prompt names each of them several times.
+const BUILT: usize = 8;
+/// Live tokens of a sequence that decodes.
+const DECODING: usize = 1024;
+const MOST: usize = 128;
+const REPEATS: usize = 7;
+
+fn shape(layers: usize) -> RandomSpec {
+    RandomSpec {
+        naming: Naming::Qwen35,
+        hidden: 2048,
+        intermediate: 512,
+        experts: Some((256, 8)),
+        vocab: 248_320,
+        layers,
+        full_interval: 4,
+        linear_heads: (16, 32),
+        linear_width: 128,
+        full_heads: (16, 2),
+        full_width: 256,
+        context: 40_960,
+        half_lives: (8.0, 8192.0),
+        half_precision: true,
+        ..RandomSpec::default()
+    }
+}
+
+struct Bench {
+    device: Gpu,
+    loaded: Loaded<Gpu>,
+    states: <Gpu as hypic_kernels::op::Device>::States,
+    pages: <Gpu as hypic_kernels::op::Device>::Pages,
+}
+
+impl Bench {
+    fn run(&mut self, runs: Vec<Run<Gpu>>, last: &[usize]) -> Result<f64> {
+        let rows: usize = runs.iter().map(|run| run.rows.len()).sum();
+        let vocab = self.loaded.spec.vocab;
+        let ids = (0..rows).map(|row| (row * 7919 % vocab) as u32).collect();
+        self.device.wait()?;
+        let begun = Instant::now();
+        let plan = Plan { ids, runs };
+        let model = &self.loaded.model;
+        let mut x = model.embed(&self.device, &plan)?;
+        for layer in 0..self.loaded.spec.layers.len() {
+            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
+            x = model.layer(&self.device, layer, &plan, memory, x)?;
+        }
+        let logits = model.logits(&self.device, &x, last)?;
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        if logits.iter().any(|logit| !logit.is_finite()) {
+            bail!("a logit is not finite");
+        }
+        Ok(ms)
+    }
+
+    fn median(&mut self, repeats: usize, mut one: impl FnMut(&mut Self) -> Result<f64>) -> Result<f64> {
+        one(self)?;
+        let mut times = (0..repeats).map(|_| one(self)).collect::<Result<Vec<_>>>()?;
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().context("no repeats")
+    }
+
+    fn prefill(&mut self, tokens: usize, step: usize) -> Result<f64> {
+        self.device.reset_slot(&mut self.states, 0)?;
+        let mut sum = 0.0;
+        for first in (0..tokens).step_by(step) {
+            let rows = step.min(tokens - first);
+            let context = Context {
+                pages: (0..(first + rows).div_ceil(PAGE)).collect(),
+                live: (0..(first + rows) as u32).collect(),
+                bodies: Vec::new(),
+            };
+            let run = Run { rows: 0..rows, slot: 0, context, ops: vec![RunOp::Rows(0..rows)], record: None };
+            sum += self.run(vec![run], &[rows - 1])?;
+        }
+        Ok(sum)
+    }
+
+    /// A segment alone, exported and imported; and the time of its rows.
+    fn build(&mut self) -> Result<(Body, f64)> {
+        self.device.reset_slot(&mut self.states, 0)?;
+        let spec = self.loaded.spec.clone();
+        let recording = Arc::new(Mutex::new(self.device.recording(&spec)?));
+        let context = || Context {
+            pages: (0..SEGMENT / PAGE).collect(),
+            live: (0..SEGMENT as u32).collect(),
+            bodies: Vec::new(),
+        };
+        let record = Some(Record { recording: Arc::clone(&recording), body: SEAM..SEGMENT });
+        let ops = vec![RunOp::Rows(0..SEGMENT)];
+        let run = Run { rows: 0..SEGMENT, slot: 0, context: context(), ops, record };
+        let ms = self.run(vec![run], &[SEGMENT - 1])?;
+        let body = BodyLayers::empty(spec.layers.len());
+        let recording = recording.lock().map_err(|_| anyhow::anyhow!("a step died"))?;
+        for layer in 0..spec.layers.len() {
+            let host = self.device.export(&Export {
+                layer,
+                spec: &spec,
+                recording: &*recording,
+                states: &self.states,
+                slot: 0,
+                pages: &self.pages,
+                context: &context(),
+                body: SEGMENT - SEAM,
+                skip_below: 1e-3,
+            })?;
+            body.arrive(layer, self.device.import(layer, &spec, &mut self.pages, host)?);
+        }
+        Ok(((Arc::new(body), SEGMENT - SEAM), ms))
+    }
+
+    /// A prompt of cached bodies with live seams, and a query behind them.
+    fn warm(&mut self, bodies: &[Body], segments: usize) -> Result<f64> {
+        self.device.reset_slot(&mut self.states, 0)?;
+        let mut context = Context { pages: Vec::new(), live: Vec::new(), bodies: Vec::new() };
+        let mut ops = Vec::new();
+        for number in 0..segments {
+            let first = (number * SEGMENT) as u32;
+            let (layers, len) = &bodies[number % bodies.len()];
+            ops.push(RunOp::Rows(number * SEAM..(number + 1) * SEAM));
+            ops.push(RunOp::Apply { body: number, rule: Rule::Compose });
+            context.live.extend(first..first + SEAM as u32);
+            let (layers, len) = (Arc::clone(layers), *len as u32);
+            context.bodies.push(PlacedBody { layers, start: first + SEAM as u32, len });
+        }
+        let rows = segments * SEAM + QUERY;
+        ops.push(RunOp::Rows(segments * SEAM..rows));
+        let end = (segments * SEGMENT) as u32;
+        context.live.extend(end..end + QUERY as u32);
+        context.pages = (0..rows.div_ceil(PAGE)).collect();
+        self.run(vec![Run { rows: 0..rows, slot: 0, context, ops, record: None }], &[rows - 1])
+    }
+
+    /// One token of each of `batch` sequences with [`DECODING`] live tokens.
+    fn decode(&mut self, batch: usize) -> Result<f64> {
+        let each = DECODING / PAGE;
+        let run = |number: usize| Run {
+            rows: number..number + 1,
+            slot: number,
+            context: Context {
+                pages: (number * each..(number + 1) * each).collect(),
+                live: (0..DECODING as u32).collect(),
+                bodies: Vec::new(),
+            },
+            ops: vec![RunOp::Rows(number..number + 1)],
+            record: None,
+        };
+        self.run((0..batch).map(run).collect(), &(0..batch).collect::<Vec<_>>())
+    }
+}
+
+fn main() -> Result<()> {
+    let mut words = std::env::args().skip(1);
+    let out = words.next().context("name the file for the results")?;
+    let layers = words.next().map_or(Ok(40), |word| word.parse()).context("read the number of layers")?;
+    // A prompt names a body several times, and each of them lies in the pages once.
+    let device: Gpu = CudaDevice::new(Device::cuda(0)?, BUILT * SEGMENT);
+    let begun = Instant::now();
+    let loaded = random::load(&device, &shape(layers))?;
+    device.wait()?;
+    println!("{:.1} GB of weights in {:.1} s", loaded.bytes as f64 / 1e9, begun.elapsed().as_secs_f64());
+    let pages = PROMPT.max(MOST * DECODING) / PAGE;
+    let (states, pages) = (device.states(&loaded.spec, MOST)?, device.pages(&loaded.spec, pages, PAGE)?);
+    let mut bench = Bench { device, loaded, states, pages };
+    for slot in 0..MOST {
+        bench.device.reset_slot(&mut bench.states, slot)?;
+    }
+    let mut figures = serde_json::Map::new();
+    let mut note = |name: &str, ms: f64| {
+        println!("{name:<28} {ms:>10.2} ms");
+        figures.insert(name.to_owned(), json!(ms));
+    };
+    for step in [2048, 8192, PROMPT] {
+        note(&format!("prefill_32k_steps_of_{step}"), bench.median(2, |b| b.prefill(PROMPT, step))?);
+    }
+    let (mut bodies, mut builds) = (Vec::new(), Vec::new());
+    for _ in 0..BUILT {
+        let (body, ms) = bench.build()?;
+        bodies.push(body);
+        builds.push(ms);
+    }
+    builds.sort_by(f64::total_cmp);
+    note("build_512", builds[BUILT / 2]);
+    let warm = bench.median(REPEATS, |b| b.warm(&bodies, SEGMENTS))?;
+    note("warm_32k", warm);
+    let half = bench.median(REPEATS, |b| b.warm(&bodies, SEGMENTS / 2))?;
+    note("added_segment", (warm - half) / (SEGMENTS / 2) as f64);
+    for batch in [1, 32, MOST] {
+        let ms = bench.median(REPEATS, |b| b.decode(batch))?;
+        note(&format!("decode_b{batch}"), ms);
+        println!("{:<28} {:>10.0} tokens/s", "", batch as f64 / ms * 1e3);
+    }
+    std::fs::write(&out, format!("{:#}\n", serde_json::Value::Object(figures)))
+        .with_context(|| format!("write {out}"))
+}

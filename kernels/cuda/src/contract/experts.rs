@@ -1,0 +1,42 @@
+//! The mixture of experts: scores, the choice, and the products of each expert's rows.
+
+use hypic_kernels::check::equal;
+use hypic_kernels::op::{Experts, OpError};
+
+use super::memory::Tensor;
+use super::{CudaDevice, product_of};
+use crate::memory::Float;
+use crate::{Buffer, Sent, choose_experts, product, route, swiglu};
+
+const OP: &str = "experts";
+
+pub(super) fn experts<E: Float>(
+    device: &CudaDevice<E>,
+    x: &Tensor<E>,
+    experts: &Experts<'_, CudaDevice<E>>,
+) -> Result<Tensor<E>, OpError> {
+    let shape = experts.shape;
+    let (count, width, hidden) = (shape.experts, shape.intermediate, x.width);
+    let (router, scores) = product_of(OP, x, experts.router)?;
+    let (gate_up, [rows_in, columns_in]) = experts.gate_up.matrix(OP)?;
+    let (down, [rows_out, columns_out]) = experts.down.matrix(OP)?;
+    equal(OP, "experts of the router", count, scores.outer)?;
+    equal(OP, "rows of gate and up", count * 2 * width, rows_in)?;
+    equal(OP, "columns of gate and up", hidden, columns_in)?;
+    equal(OP, "rows of down", count * hidden, rows_out)?;
+    equal(OP, "columns of down", width, columns_out)?;
+    device.written(OP, (x.rows(), hidden), |gpu, out| {
+        let mut logits: Buffer<f32> = device.output(scores.rows * count)?;
+        product(gpu, &x.values, router, &mut logits, scores)?;
+        let chosen = choose_experts(gpu, &logits, count, shape.top, shape.renormalise)?;
+        let routes = route(gpu, chosen, count, shape.top)?;
+        let assigned = routes.assignments();
+        let mut both: Buffer<E> = device.output(assigned * 2 * width)?;
+        routes.multiply(gpu, (&x.values, Sent::Rows), gate_up, &mut both, [2 * width, hidden])?;
+        let mut inner: Buffer<E> = device.output(assigned * width)?;
+        swiglu(gpu, &both, width, &mut inner)?;
+        let mut said: Buffer<E> = device.output(assigned * hidden)?;
+        routes.multiply(gpu, (&inner, Sent::Assigned), down, &mut said, [hidden, width])?;
+        routes.combine(gpu, &said, out, hidden)
+    })
+}
