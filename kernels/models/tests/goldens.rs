@@ -59,8 +59,9 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap()
 }
 
-fn check(logits: &[f32], golden: &Value, what: &str) {
-    let close = |found: f64, right: f64| assert!((found - right).abs() < 1e-4, "{what}: {found} for {right}");
+fn check(logits: &[f32], golden: &Value, bound: f64, what: &str) {
+    let close =
+        |found: f64, right: f64| assert!((found - right).abs() < bound, "{what}: {found} for {right}");
     for pair in golden["top"].as_array().unwrap() {
         close(f64::from(logits[pair[0].as_u64().unwrap() as usize]), number(&pair[1]));
     }
@@ -71,7 +72,7 @@ fn check(logits: &[f32], golden: &Value, what: &str) {
     close(lse, number(&golden["lse"]));
 }
 
-fn equals_transformers(dir: &Path, golden: &str) {
+fn equals_transformers(dir: &Path, golden: &str, bound: f64) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(golden);
     let cases: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     for (case, step) in cases.as_array().unwrap().iter().flat_map(|case| [(case, 1000), (case, 37)]) {
@@ -83,13 +84,13 @@ fn equals_transformers(dir: &Path, golden: &str) {
             let logits = session.step(chunk, &rows);
             for (row, logits) in logits.chunks_exact(session.loaded.spec.vocab).enumerate() {
                 if let Some(golden) = case["rows"].get((i * step + row).to_string()) {
-                    check(logits, golden, &format!("row {} of {}", i * step + row, ids.len()));
+                    check(logits, golden, bound, &format!("row {} of {}", i * step + row, ids.len()));
                 }
             }
         }
         for golden in case["decode"].as_array().unwrap() {
             let logits = session.step(&[golden["id"].as_u64().unwrap() as u32], &[0]);
-            check(&logits, golden, &format!("decoded behind {}", ids.len()));
+            check(&logits, golden, bound, &format!("decoded behind {}", ids.len()));
         }
     }
 }
@@ -100,7 +101,7 @@ fn tiny() -> PathBuf {
 
 #[test]
 fn hypic_tiny_equals_transformers() {
-    equals_transformers(&tiny(), "hypic-tiny.json");
+    equals_transformers(&tiny(), "hypic-tiny.json", 1e-4);
 }
 
 #[test]
@@ -108,6 +109,18 @@ fn a_random_qwen3_5_equals_transformers() {
     equals_transformers(
         &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/qwen3_5-tiny"),
         "qwen3_5-tiny.json",
+        1e-4,
+    );
+}
+
+#[test]
+fn a_random_mixture_of_experts_equals_transformers() {
+    // 1.1e-4 in the first row of the long prompt, whose query and key are nearly orthogonal: the norm behind the mixer
+    // makes rounding large. 2e-5 everywhere else.
+    equals_transformers(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/qwen3_5_moe-tiny"),
+        "qwen3_5_moe-tiny.json",
+        2e-4,
     );
 }
 
