@@ -230,7 +230,7 @@ impl Stored {
     }
 
     /// A tensor of more axes as the matrix of its last one.
-    pub(crate) fn as_matrix(self) -> Self {
+    pub(crate) fn into_matrix(self) -> Self {
         let width = self.shape.last().copied().unwrap_or(1);
         let rows = self.shape.iter().product::<usize>() / width.max(1);
         Self { shape: vec![rows, width], ..self }

@@ -88,7 +88,7 @@ impl<D: Device> Mixture<D> {
         let (gate_up, down) = if weights.has(&part("gate_up_proj")) {
             let gate_up = weights.read(&part("gate_up_proj"), &[experts, 2 * width, hidden])?;
             let down = weights.read(&part("down_proj"), &[experts, hidden, width])?;
-            (gate_up.as_matrix(), down.as_matrix())
+            (gate_up.into_matrix(), down.into_matrix())
         } else {
             let mut parts = (Vec::with_capacity(2 * experts), Vec::with_capacity(experts));
             for expert in 0..experts {
