@@ -5,9 +5,9 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::cover::difference;
+use crate::fault::{Fault, of_refusal, taken};
 use crate::observe::{Observed, resource};
 use crate::plan::names::{MANAGER, Names, Whose};
-use crate::validate::Fault;
 
 /// Annotation of a child: digest of what was applied last. A field that the plan has no more differs in nothing else;
 /// the next apply takes it away.
@@ -145,7 +145,7 @@ pub async fn carry_out(client: &Client, names: &Names, step: &Step) -> Result<Op
         {
             Ok(None)
         }
-        Err(error) => fault(kind, name, error).map(Some),
+        Err(error) => of_refusal(kind, name, error).map(Some),
     }
 }
 
@@ -176,38 +176,4 @@ async fn replace_lists(api: &Api<DynamicObject>, name: &str, object: &Value) -> 
     let version = merged.metadata.resource_version;
     let change = json!({"metadata": {"managedFields": records, "resourceVersion": version}});
     api.patch(name, &params, &Patch::Merge(change)).await.map(drop)
-}
-
-/// A refusal of the API server as a fault that names the child. That it cannot answer just now is none.
-///
-/// # Errors
-/// Everything else, as it was.
-pub fn fault(kind: &str, name: &str, error: kube::Error) -> Result<Fault, kube::Error> {
-    match error {
-        kube::Error::Api(refusal) if is_refusal(refusal.code) => Ok(refused(kind, name, &refusal.message)),
-        error => Err(error),
-    }
-}
-
-/// Trying the same again will not help.
-pub fn is_refusal(code: u16) -> bool {
-    (400..500).contains(&code) && ![408, 429].contains(&code)
-}
-
-/// A name that a child needs is somebody else's.
-pub fn taken(kind: &str, name: &str) -> Fault {
-    let message =
-        format!("{kind} {name} belongs to somebody else: rename the cluster or the pool, or remove it");
-    Fault { reason: "NameTaken", message, blocks: false }
-}
-
-fn refused(kind: &str, name: &str, message: &str) -> Fault {
-    let reason = if message.contains("exceeded quota") {
-        "QuotaExceeded"
-    } else if message.contains("immutable") || message.contains("Forbidden: updates to statefulset") {
-        "ImmutableField"
-    } else {
-        "ApplyRefused"
-    };
-    Fault { reason, message: format!("{kind} {name}: {message}"), blocks: false }
 }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, Secret};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::{Api, Client, Resource, ResourceExt};
 
-use crate::apply::is_refusal;
+use crate::fault::is_refusal;
 use crate::plan::config::TOPOLOGY_KEY;
 use crate::plan::names::{CLUSTER, Names, POOL};
 

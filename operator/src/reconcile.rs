@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use crate::actuate::claim;
 use crate::apply::{self, Step, carry_out, leftovers, steps};
+use crate::fault::{Fault, of_refusal};
 use crate::metrics::{ClusterGauges, Kind, Metrics};
 use crate::observe::{Observed, observe};
 use crate::plan::names::Names;
@@ -28,7 +29,7 @@ use crate::report::{self, Facts};
 use crate::secrets::{self, Identity, SecretsError};
 use crate::spread::{Spread, Versions};
 use crate::status;
-use crate::validate::{Fault, validate};
+use crate::validate::validate;
 
 /// A cluster at rest is looked at this often: nobody tells of a deleted Secret, and certificates grow old.
 const AT_REST: Duration = Duration::from_secs(60);
@@ -243,7 +244,7 @@ async fn claim_all(
         }
         let object = names.child(pool);
         if let Err(error) = claim(&context.client, names, &object, *replicas).await {
-            faults.push(apply::fault("HypicScatterPool", &object, error)?);
+            faults.push(of_refusal("HypicScatterPool", &object, error)?);
         }
     }
     Ok(faults)

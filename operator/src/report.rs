@@ -10,12 +10,12 @@ use hypic_crds::{HypicCluster, HypicClusterStatus};
 use hypic_domain::topology::{AgentRole, Topology};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+use crate::fault::Fault;
 use crate::observe::Observed;
 use crate::plan::names::{CLUSTER, Names, POOL};
 use crate::pulse::{Pulse, ScalingPulse};
 use crate::rollout;
 use crate::trouble::{self, Trouble};
-use crate::validate::Fault;
 
 /// What a report is made from.
 #[derive(Debug)]

@@ -14,10 +14,9 @@ use serde_json::{Value, json};
 use hypic_wire::channel::Channels;
 use hypic_wire::tls::TlsPem;
 
-use crate::apply::{fault, taken};
+use crate::fault::{Fault, of_refusal, taken};
 use crate::pki::{Authority, PkiError, is_due, stamp};
 use crate::plan::names::{MANAGER, Names, Whose};
-use crate::validate::Fault;
 
 /// Annotation of a certificate's Secret: which CA signed it.
 const SIGNED_BY: &str = "hypic.dev/signed-by";
@@ -58,7 +57,7 @@ impl SecretsError {
         let fault = match self {
             Self::Taken { name } => taken("Secret", &name),
             Self::Api { name, source } => {
-                fault("Secret", &name, *source).map_err(|source| api_error(&name, source))?
+                of_refusal("Secret", &name, *source).map_err(|source| api_error(&name, source))?
             }
             Self::Pki(source) => unreadable(names, &source),
             Self::Load(source) => unreadable(names, &source),

@@ -2,19 +2,9 @@
 
 use hypic_crds::HypicCluster;
 
+use crate::fault::Fault;
 use crate::observe::{Observed, Tenants};
 use crate::plan::agents::memory;
-
-/// One fault of a spec, or of what it names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// CamelCase word for programs.
-    pub reason: &'static str,
-    /// Names the field and says what to do.
-    pub message: String,
-    /// Nothing can be planned until it is mended. What runs is left as it is.
-    pub blocks: bool,
-}
 
 /// Every fault, worst first.
 pub fn validate(cluster: &HypicCluster, observed: &Observed) -> Vec<Fault> {

@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use hypic_e2e::kubectl::kubectl;
 use serde_json::Value;
 
-use crate::ready::Endpoint;
 use crate::sample::NAMESPACE;
 
 /// Runs kubectl in the sample's namespace and reads its answer as JSON.
@@ -23,9 +22,9 @@ pub(crate) struct Forward {
     pub(crate) address: String,
 }
 
-/// Opens a port to the endpoint's Service.
-pub(crate) fn forward(endpoint: &Endpoint) -> Result<Forward> {
-    let (service, ports) = (format!("service/{}", endpoint.service), format!(":{}", endpoint.port));
+/// Opens a port to a Service.
+pub(crate) fn forward(service: &str, port: u16) -> Result<Forward> {
+    let (service, ports) = (format!("service/{service}"), format!(":{port}"));
     let mut child = Command::new("kubectl")
         .args(["--namespace", NAMESPACE, "port-forward", &service, &ports])
         .stdin(Stdio::null())

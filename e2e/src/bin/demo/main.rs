@@ -57,7 +57,7 @@ fn main() -> Result<()> {
         return Ok(());
     }
 
-    let forward = if args.forward { Some(kubectl::forward(&endpoint)?) } else { None };
+    let forward = if args.forward { Some(kubectl::forward(&endpoint.service, endpoint.port)?) } else { None };
     let address = forward.as_ref().map_or(endpoint.address.as_str(), |forward| forward.address.as_str());
     let client = |key: &str| Client::new(address, key, sample::MODEL);
     let all = questions::read(&args.eval)?;
