@@ -419,9 +419,9 @@ class RulesAndDashboards(unittest.TestCase):
         file = yaml.load((CHARTS / "hypic/rules/hypic.yaml").read_text(), Loader)
         self.assertEqual(self.rules(), [rule for group in file["groups"] for rule in group["rules"]])
 
-    def test_there_are_six_alerts_and_each_has_a_runbook(self):
+    def test_there_are_seven_alerts_and_each_has_a_runbook(self):
         alerts = [rule for rule in self.rules() if "alert" in rule]
-        self.assertEqual(len(alerts), 6)
+        self.assertEqual(len(alerts), 7)
         for alert in alerts:
             self.assertEqual(alert["annotations"]["runbook_url"], f"docs/runbooks/{alert['alert']}.md")
             self.assertTrue((self.RUNBOOKS / f"{alert['alert']}.md").is_file(), alert["alert"])

@@ -4,10 +4,11 @@ use futures::FutureExt;
 use hypic_crds::HypicScatterPool;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::{EventType, Recorder};
 use kube::{Api, Client, Resource};
 use serde_json::json;
 
+use crate::event::event;
 use crate::plan::names::{Names, Whose};
 use crate::pulse::{
     AUTOSCALER, ActuateError, Actuator, Doing, News, Replicas, Target, Written, is_claimed, scaled_by,
@@ -92,18 +93,8 @@ impl Actuator for Scaler {
     fn publish<'a>(&'a self, target: &'a Target, news: &'a News) -> Doing<'a, ()> {
         async move {
             let pool = self.get(target).await?;
-            let event = Event {
-                type_: if news.warning { EventType::Warning } else { EventType::Normal },
-                reason: news.reason.to_owned(),
-                note: Some(news.note.clone()),
-                // Events of one action are counted as one, with the words of the first: each change is of its own.
-                action: format!(
-                    "{}InGeneration{}",
-                    news.action,
-                    pool.metadata.generation.unwrap_or_default()
-                ),
-                secondary: None,
-            };
+            let weight = if news.warning { EventType::Warning } else { EventType::Normal };
+            let event = event(weight, news.reason, &news.action, &news.note);
             for regarding in [Some(pool.object_ref(&())), owner(&pool)].into_iter().flatten() {
                 self.recorder.publish(&event, &regarding).await.map_err(failed("tell of", target))?;
             }

@@ -62,11 +62,7 @@ fn step(wanted: &Value, observed: &Observed, names: &Names) -> Option<Step> {
     let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
     let child = (kind.to_owned(), name.to_owned());
     let Some(live) = observed.child(kind, name) else {
-        return Some(Step {
-            action: Action::Create(stamped(wanted)),
-            child,
-            why: format!("{kind} {name} is missing"),
-        });
+        return Some(Step { action: Action::Create(stamped(wanted)), child, why: format!("{kind} {name}") });
     };
     if names.whose(live.meta()) == Whose::Theirs {
         return Some(Step { action: Action::Leave, why: taken(kind, name).message, child });
@@ -74,10 +70,8 @@ fn step(wanted: &Value, observed: &Observed, names: &Names) -> Option<Step> {
     let live = serde_json::to_value(live).ok()?;
     let stamped = stamped(wanted);
     let what = difference(&live, wanted).map(|path| format!("{path} differs"));
-    let what = what.or_else(|| {
-        difference(&live, &stamped)
-            .map(|_| "it was applied with fields that are not asked for any more".into())
-    })?;
+    let what =
+        what.or_else(|| difference(&live, &stamped).map(|_| "fields are not asked for any more".into()))?;
     Some(Step { action: Action::Update(stamped), child, why: format!("{kind} {name}: {what}") })
 }
 

@@ -5,6 +5,7 @@ pub mod apply;
 pub mod args;
 pub mod controllers;
 pub mod cover;
+pub mod event;
 pub mod fault;
 pub mod lease;
 pub mod metrics;

@@ -15,7 +15,7 @@ use kube::{Api, ResourceExt};
 
 use crate::metrics::Kind;
 use crate::pulse::Pulse;
-use crate::reconcile::{Context, ReconcileError, key};
+use crate::reconcile::{Context, ReconcileError, key, unwinding};
 use crate::status;
 
 /// While nobody has loaded it.
@@ -29,7 +29,7 @@ const AT_REST: Duration = Duration::from_secs(300);
 /// The API server.
 pub async fn reconcile(model: Arc<HypicModel>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let begun = Instant::now();
-    let done = pass(&model, &context).await;
+    let done = unwinding(pass(&model, &context)).await;
     context.metrics.reconciled(Kind::HypicModel, begun.elapsed().as_secs_f64(), done.is_ok());
     if done.is_ok() {
         context.patience.reset(&ObjectRef::from_obj(&*model).to_string());
@@ -71,9 +71,21 @@ fn report(
         }
         (None, []) => Finding::new(kind::READY, Is::Unknown, "NotServed", "no HypicCluster serves it"),
         (None, [first, ..]) => {
-            let message =
-                format!("HypicCluster '{}' has not loaded it yet: see its conditions", first.name_any());
-            Finding::new(kind::READY, false, "Loading", message)
+            let told = first.status.iter().flat_map(|status| &status.conditions);
+            let failed = told
+                .into_iter()
+                .find(|told| told.type_ == kind::MODELS_LOADED && told.reason == "LoadFailed");
+            let name = first.name_any();
+            match failed {
+                Some(failed) => {
+                    let message = format!("HypicCluster '{name}': {}", failed.message);
+                    Finding::new(kind::READY, false, "LoadFailed", message)
+                }
+                None => {
+                    let message = format!("HypicCluster '{name}' has not loaded it yet: see its conditions");
+                    Finding::new(kind::READY, false, "Loading", message)
+                }
+            }
         }
     };
     let conditions = conditions(&[finding], &before.conditions, generation, now);

@@ -1,9 +1,11 @@
 //! One pass over one HypicCluster, top to bottom: observe → validate → plan → apply → report.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use futures::FutureExt;
 use hypic_crds::HypicCluster;
 use hypic_crds::condition::{Is, kind};
 use hypic_crds::pool::NodePool;
@@ -11,13 +13,14 @@ use hypic_domain::topology::Topology;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Resource, ResourceExt};
 use serde_json::Value;
 
 use crate::actuate::claim;
 use crate::apply::{self, Step, carry_out, leftovers, steps};
+use crate::event::event;
 use crate::fault::{Fault, of_refusal};
 use crate::metrics::{ClusterGauges, Kind, Metrics};
 use crate::observe::{Observed, observe};
@@ -65,6 +68,9 @@ pub enum ReconcileError {
     /// Certificates.
     #[error("secrets: {0}")]
     Secrets(#[from] SecretsError),
+    /// A fault of ours: the others are looked after all the same.
+    #[error("the pass panicked: the log says where")]
+    Panicked,
 }
 
 impl From<kube::Error> for ReconcileError {
@@ -79,12 +85,19 @@ impl From<kube::Error> for ReconcileError {
 /// The API server or the certificates; refusals of single writes are told in the status instead.
 pub async fn reconcile(cluster: Arc<HypicCluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let begun = Instant::now();
-    let done = pass(&cluster, &context).await;
+    let done = unwinding(pass(&cluster, &context)).await;
     context.metrics.reconciled(Kind::HypicCluster, begun.elapsed().as_secs_f64(), done.is_ok());
     if done.is_ok() {
         context.patience.reset(&ObjectRef::from_obj(&*cluster).to_string());
     }
     done
+}
+
+/// A pass that panics fails like any other: one object must not end the operator for all.
+pub async fn unwinding(
+    pass: impl Future<Output = Result<Action, ReconcileError>>,
+) -> Result<Action, ReconcileError> {
+    AssertUnwindSafe(pass).catch_unwind().await.unwrap_or(Err(ReconcileError::Panicked))
 }
 
 async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, ReconcileError> {
@@ -220,7 +233,6 @@ async fn carry_out_all(
                 if matches!(kind.as_str(), "Deployment" | "StatefulSet") {
                     written.workloads.insert(name.clone());
                 }
-                // Events of the same action are counted as one: each child has its own.
                 let action = format!("{}{kind}{name}", step.reason());
                 publish(context, cluster, EventType::Normal, step.reason(), &action, &step.why).await;
             }
@@ -342,14 +354,7 @@ async fn publish(
     action: &str,
     note: &str,
 ) {
-    let event = Event {
-        type_: weight,
-        reason: reason.to_owned(),
-        // The API server takes 1 KiB.
-        note: Some(note[..note.floor_char_boundary(1000)].to_owned()),
-        action: action.chars().take(128).collect(),
-        secondary: None,
-    };
+    let event = event(weight, reason, action, note);
     if let Err(error) = context.recorder.publish(&event, &cluster.object_ref(&())).await {
         // An event is for people; the status says the same.
         tracing::warn!(%error, reason, "an event could not be written");

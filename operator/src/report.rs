@@ -57,8 +57,10 @@ pub fn cluster(facts: &Facts<'_>, now: &Time) -> HypicClusterStatus {
     };
     let routers = (facts.observed.ready(POOL, "router"), facts.cluster.spec.router.replicas);
     let counts = Counts { routers, combine: of_role(PoolRole::Combine), scatter: of_role(PoolRole::Scatter) };
-    let share = |share: Option<u8>, before: &str| {
-        share.map_or_else(|| before.to_owned(), |share| format!("{share}%"))
+    // Nothing without traffic; as told last while nobody was asked.
+    let share = |of: fn(&Pulse) -> Option<u8>, before: &str| match facts.pulse {
+        Some(pulse) => of(pulse).map(|share| format!("{share}%")).unwrap_or_default(),
+        None => before.to_owned(),
     };
     let port = match facts.cluster.spec.router.service.port {
         80 => String::new(),
@@ -83,14 +85,8 @@ pub fn cluster(facts: &Facts<'_>, now: &Time) -> HypicClusterStatus {
             router: of(counts.routers),
             combine: of(counts.combine),
             scatter: of(counts.scatter),
-            cold_share: share(
-                facts.pulse.and_then(|pulse| pulse.cold_share_percent),
-                &before.summary.cold_share,
-            ),
-            hit_share: share(
-                facts.pulse.and_then(|pulse| pulse.hit_share_percent),
-                &before.summary.hit_share,
-            ),
+            cold_share: share(|pulse| pulse.cold_share_percent, &before.summary.cold_share),
+            hit_share: share(|pulse| pulse.hit_share_percent, &before.summary.hit_share),
         },
     }
 }
@@ -307,7 +303,7 @@ fn pool_scaling(pool: &str, pulse: &ScalingPulse) -> Finding {
     let kind = kind::SCATTER_SCALING;
     if let Some(manager) = &pulse.externally {
         let message = format!(
-            "pool {pool}: '{manager}' sets spec.replicas of the HypicScatterPool; delete that object to give the number back: it is made anew and no worker ends"
+            "pool {pool}: '{manager}' sets spec.replicas of the HypicScatterPool; delete that object to give the number back: it is made anew with as many workers as there are, within the pool's bounds"
         );
         return Finding::new(kind, false, "ExternallyScaled", message);
     }
@@ -321,17 +317,12 @@ pub fn scatter_pool(facts: &Facts<'_>, pool: &NodePool, now: &Time) -> Option<Hy
     let before = object.status.clone().unwrap_or_default();
     let pulse = facts.pulse.and_then(|pulse| pulse.scaling.get(&pool.name));
     let generation = object.metadata.generation.unwrap_or_default();
-    let finding = pulse.map_or_else(
-        || {
-            Finding::new(
-                kind::SCATTER_SCALING,
-                Is::Unknown,
-                "NoRouterAnswers",
-                "no router tells of the demand",
-            )
-        },
-        |pulse| pool_scaling(&pool.name, pulse),
-    );
+    let unknown = |reason, message| Finding::new(kind::SCATTER_SCALING, Is::Unknown, reason, message);
+    let finding = match pulse {
+        _ if facts.paused => unknown("Paused", "the number is left as it is"),
+        None => unknown("NoRouterAnswers", "no router tells of the demand"),
+        Some(pulse) => pool_scaling(&pool.name, pulse),
+    };
     let (mut reason, mut message) = (Some(finding.reason.to_owned()), Some(finding.message.clone()));
     let mut recommended = pulse.map(|pulse| pulse.recommended);
     let mut conditions = conditions(&[finding], &before.conditions, generation, now);

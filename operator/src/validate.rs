@@ -4,7 +4,8 @@ use hypic_crds::HypicCluster;
 
 use crate::fault::Fault;
 use crate::observe::{Observed, Tenants};
-use crate::plan::agents::memory;
+use crate::plan::agents::{ROOM, memory};
+use crate::plan::pod::bytes;
 
 /// Every fault, worst first.
 pub fn validate(cluster: &HypicCluster, observed: &Observed) -> Vec<Fault> {
@@ -32,8 +33,11 @@ pub fn validate(cluster: &HypicCluster, observed: &Observed) -> Vec<Fault> {
         let needed = memory(pool, &cluster.spec.cache_tiers);
         if let Some(limit) = limit.and_then(|limit| limit.bytes()).filter(|limit| *limit < needed) {
             let message = format!(
-                "spec.nodePools[{number}].resources.limits.memory: {limit} bytes are under engineMemory, the Device and \
-                 Host tiers and room, together {needed}"
+                "spec.nodePools[{number}].resources.limits.memory: {} is under engineMemory, the Device and Host tiers \
+                 and {} of room, together {}",
+                bytes(limit),
+                bytes(ROOM),
+                bytes(needed),
             );
             fault("MemoryLimitTooLow", true, message);
         }

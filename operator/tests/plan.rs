@@ -95,6 +95,21 @@ fn a_topology_that_was_lost_is_made_newer_than_any_pod_knows() {
 }
 
 #[test]
+fn a_topology_from_a_hand_ends_neither_the_operator_nor_the_fleet() {
+    let mut scene = Scene::sample();
+    scene.known.newest = (7, 40);
+    let mut current = plan(&scene.inputs()).topology;
+    for version in [(u64::MAX, 41), (8, u64::MAX), (u64::MAX, u64::MAX)] {
+        (current.epoch.0, current.revision) = version;
+        scene.known.current = Some(current.clone());
+        let made = plan(&scene.inputs()).topology;
+        assert_eq!((made.epoch.0, made.revision), (8, 41), "{version:?}");
+    }
+    scene.known.newest = (u64::MAX, u64::MAX);
+    assert_eq!(plan(&scene.inputs()).topology.agents, current.agents);
+}
+
+#[test]
 fn what_is_as_planned_is_not_written() {
     let scene = Scene::sample();
     let plan = plan(&scene.inputs());

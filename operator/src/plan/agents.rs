@@ -8,7 +8,7 @@ use crate::plan::names::{AGENT_HTTP, BULK, CONTROL, Names};
 use crate::plan::pod::{self, Container, Room};
 
 /// Memory beside the engine and the tiers: code, buffers of transfers, allocator slack.
-const ROOM: u64 = 512 << 20;
+pub const ROOM: u64 = 512 << 20;
 /// Between the end of the drain and the kubelet's SIGKILL.
 const LAST_WORDS: i32 = 10;
 

@@ -18,13 +18,21 @@ pub struct Known {
     pub newest: (u64, u64),
 }
 
+/// A ConfigMap further ahead than this of what pods and status tell was written by a hand: pods that took it would
+/// take no other after it.
+const LEAP: u64 = 1 << 32;
+
 /// The topology that the spec asks for: the current one, or its successor.
 pub fn next(inputs: &Inputs<'_>, names: &Names) -> Topology {
     let agents = agents(inputs, names);
     let (epoch, revision) = inputs.known.newest;
-    let Some(current) = &inputs.known.current else {
+    let plausible = |current: &&Topology| {
+        current.epoch.0 <= epoch.saturating_add(LEAP) && current.revision <= revision.saturating_add(LEAP)
+    };
+    let Some(current) = inputs.known.current.as_ref().filter(plausible) else {
         // Lost or never there: whatever pods go by must be older.
-        return Topology { epoch: Epoch(epoch + 1), revision: revision + 1, agents };
+        let (epoch, revision) = (Epoch(epoch.saturating_add(1)), revision.saturating_add(1));
+        return Topology { epoch, revision, agents };
     };
     let behind = current.version() < (Epoch(epoch), revision);
     if current.agents == agents && !behind {
@@ -32,8 +40,8 @@ pub fn next(inputs: &Inputs<'_>, names: &Names) -> Topology {
     }
     let moved = combine(&current.agents) != combine(&agents) || current.epoch.0 < epoch;
     Topology {
-        epoch: Epoch(current.epoch.0.max(epoch) + u64::from(moved)),
-        revision: current.revision.max(revision) + 1,
+        epoch: Epoch(current.epoch.0.max(epoch).saturating_add(moved.into())),
+        revision: current.revision.max(revision).saturating_add(1),
         agents,
     }
 }
