@@ -91,7 +91,8 @@ pub fn leftovers(wanted: &[Value], observed: &Observed, names: &Names) -> Vec<St
             wanted["kind"].as_str() == kind && wanted["metadata"]["name"].as_str() == Some(&child.name_any())
         })
     };
-    let ours = |child: &&DynamicObject| names.whose(child.meta()) == Whose::Ours;
+    let ours =
+        |child: &&DynamicObject| names.whose(child.meta()) == Whose::Ours || names.left_behind(child.meta());
     let unwanted = observed.children.iter().filter(ours).filter(|child| !named(child));
     unwanted
         .filter(|child| child.metadata.deletion_timestamp.is_none())

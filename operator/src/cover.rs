@@ -60,10 +60,11 @@ fn lists(live: &[Value], wanted: &[Value], path: &mut String) -> bool {
     })
 }
 
-/// The API server drops empty maps and lists.
+/// The API server drops empty maps, lists and texts.
 fn is_empty(wanted: &Value) -> bool {
     match wanted {
         Value::Null => true,
+        Value::String(text) => text.is_empty(),
         Value::Object(map) => map.is_empty(),
         Value::Array(items) => items.is_empty(),
         _ => false,

@@ -18,6 +18,12 @@ pub struct Fault {
 pub fn of_refusal(kind: &str, name: &str, error: kube::Error) -> Result<Fault, kube::Error> {
     match error {
         kube::Error::Api(refusal) if is_refusal(refusal.code) => Ok(refused(kind, name, &refusal.message)),
+        // The words of the error could be those of a Secret.
+        kube::Error::SerdeError(_) => {
+            let message =
+                format!("{kind} {name} does not read as one: mend it, or delete it to have it made anew");
+            Ok(Fault { reason: "Unreadable", message, blocks: false })
+        }
         error => Err(error),
     }
 }

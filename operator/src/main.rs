@@ -23,7 +23,9 @@ fn start() -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(async {
-        let _tracing = trace::start("hypic-operator", &args.log, args.otlp.as_deref())?;
+        // Its warnings repeat whole answers of the API server, Secrets too.
+        let filter = format!("{},kube_client=error", args.log);
+        let _tracing = trace::start("hypic-operator", &filter, args.otlp.as_deref())?;
         let stopped = process::stopped().context("listen for signals")?;
         run::run(args, stopped).await
     })

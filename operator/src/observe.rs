@@ -10,7 +10,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 
 use crate::fault::is_refusal;
 use crate::plan::config::TOPOLOGY_KEY;
-use crate::plan::names::{CLUSTER, Names, POOL};
+use crate::plan::names::{CLUSTER, Names, POOL, Whose};
 
 /// Kinds of children that are compared, applied and, when the plan has them no more, deleted.
 pub const KINDS: [(&str, &str, &str, &str); 8] = [
@@ -153,8 +153,9 @@ pub async fn observe(client: &Client, cluster: &HypicCluster) -> Result<Observed
         }));
     }
     let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&mine).await?.items;
-    let pods: Vec<Pod> = pods.into_iter().filter(counts).collect();
-    let scatter = scatter(&children)?;
+    let pods: Vec<Pod> =
+        pods.into_iter().filter(|pod| counts(pod) && is_ours(pod, &names, &children)).collect();
+    let scatter = scatter(&names, &children)?;
     let refused = refused(client, namespace, &children, &pods).await?;
     let tenants = tenants(client, cluster).await?;
     Ok(Observed { model, claim, tenants, children, pods, scatter, refused })
@@ -206,14 +207,29 @@ fn last_refusal<'a>(events: Vec<Event>, pods: impl Iterator<Item = &'a Pod>) -> 
     (at(&last) > made).then_some(last.message).flatten()
 }
 
+/// Made by a StatefulSet of the cluster, or by its routers' Deployment: labels alone make no pod a part of it.
+fn is_ours(pod: &Pod, names: &Names, children: &[DynamicObject]) -> bool {
+    let routers = format!("{}-", names.child("router"));
+    pod.owner_references().iter().any(|owner| match owner.kind.as_str() {
+        "ReplicaSet" => owner.name.starts_with(&routers),
+        _ => children.iter().any(|child| child.uid().as_deref() == Some(&owner.uid)),
+    })
+}
+
 /// The objects that count scatter workers, of the children.
-fn scatter(children: &[DynamicObject]) -> Result<BTreeMap<String, HypicScatterPool>, kube::Error> {
+fn scatter(
+    names: &Names,
+    children: &[DynamicObject],
+) -> Result<BTreeMap<String, HypicScatterPool>, kube::Error> {
     let counts =
         |child: &&DynamicObject| child.types.as_ref().is_some_and(|types| types.kind == "HypicScatterPool");
     let typed = |child: &DynamicObject| serde_json::from_value(serde_json::to_value(child)?);
     let mut pools = BTreeMap::new();
     for child in children.iter().filter(counts) {
         let Some(pool) = child.labels().get(POOL) else { continue };
+        if child.name_any() != names.child(pool) || names.whose(child.meta()) == Whose::Theirs {
+            continue;
+        }
         pools.insert(pool.clone(), typed(child).map_err(kube::Error::SerdeError)?);
     }
     Ok(pools)

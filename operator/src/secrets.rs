@@ -43,8 +43,8 @@ pub enum SecretsError {
     /// A key or certificate.
     #[error("certificates")]
     Pki(#[from] PkiError),
-    /// The operator's own identity does not load.
-    #[error("the operator's certificate")]
+    /// Certificate and key do not read, or do not belong together.
+    #[error("a certificate and its key")]
     Load(#[from] hypic_wire::Error),
 }
 
@@ -68,7 +68,10 @@ impl SecretsError {
 
 fn unreadable(names: &Names, error: &dyn std::error::Error) -> Fault {
     let ca = names.child("ca");
-    let message = format!("Secret {ca}: {error}: delete it, and a new CA and certificates are made");
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let causes: Vec<String> = causes.map(ToString::to_string).collect();
+    let message =
+        format!("Secret {ca}: {}: delete it, and a new CA and certificates are made", causes.join(": "));
     Fault { reason: "CertificateUnreadable", message, blocks: true }
 }
 
@@ -122,6 +125,9 @@ impl Secrets<'_> {
             && let (Some(cert_pem), Some(key_pem)) = (text(&secret, "ca.crt"), text(&secret, "ca.key"))
             && let Some(not_after) = not_after(&secret).filter(|end| *end > now)
         {
+            // Certificates that a wrong key signs fit nothing, and nobody would be reached any more.
+            let (cert, key, ca) = (cert_pem.clone(), key_pem.clone(), cert_pem.clone());
+            TlsPem { cert, key, ca }.load()?;
             return Ok(Authority { cert_pem, key_pem, not_after });
         }
         let authority = Authority::create(now)?;
@@ -145,7 +151,7 @@ impl Secrets<'_> {
                 ["tls.key", "ca.crt", "tls.crt"].map(|key| text(&secret, key))
             && ca == authority.cert_pem
             // One that was damaged would keep every new pod from starting.
-            && (TlsPem { cert, key, ca }).load().is_ok()
+            && fits(TlsPem { cert, key, ca }, role)
             // One that ends with its CA cannot be given a longer life.
             && not_after(&secret).is_some_and(|end| !is_due(end, now) || stamp(end) >= stamp(authority.not_after))
         {
@@ -167,7 +173,8 @@ impl Secrets<'_> {
         if self
             .get(&name)
             .await?
-            .is_some_and(|secret| text(&secret, "secret").is_some_and(|text| text.len() == 64))
+            .and_then(|secret| text(&secret, "secret"))
+            .is_some_and(|text| hex::decode(text).is_ok_and(|key| key.len() == 32))
         {
             return Ok(());
         }
@@ -227,6 +234,11 @@ impl Secrets<'_> {
 
 fn api_error(name: &str, source: kube::Error) -> SecretsError {
     SecretsError::Api { name: name.to_owned(), source: Box::new(source) }
+}
+
+/// Whether a part can serve with it, and is taken for what it is.
+fn fits(pem: TlsPem, role: &str) -> bool {
+    pem.verify(role).and_then(|()| pem.load()).is_ok()
 }
 
 fn text(secret: &Secret, key: &str) -> Option<String> {

@@ -54,9 +54,9 @@ pub fn of(pod: &Pod) -> Option<Trouble> {
     None
 }
 
-/// Why a container that is not ready ended the last time.
+/// Why a container that does not get up ended the last time. One that has started since waits for something else.
 fn last_end(container: &ContainerStatus) -> Option<String> {
-    if container.ready {
+    if container.ready || container.started == Some(true) {
         return None;
     }
     let now = container.state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -157,6 +157,10 @@ mod tests {
         let once =
             json!({"ready": true, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}});
         assert_eq!(of(&pod(container(once))), None);
+        let up = json!({"started": true, "lastState": {"terminated": {"exitCode": 137}}});
+        assert_eq!(of(&pod(container(up))), None);
+        let again = json!({"started": false, "lastState": {"terminated": {"exitCode": 137}}});
+        assert_eq!(of(&pod(container(again))).map(|trouble| trouble.reason), Some("ContainerFailed"));
     }
 
     #[test]

@@ -101,3 +101,23 @@ async fn certificates_hold_from_before_they_were_made_until_they_end() {
     push(agent(), ServerRole::Agent, of("hypic-operator", now - 364 * DAY)).await.unwrap();
     push(agent(), ServerRole::Agent, of("hypic-operator", now - 366 * DAY)).await.unwrap_err();
 }
+
+#[test]
+fn what_a_peer_would_refuse_is_found_before_it_is_used() {
+    let now = SystemTime::now();
+    let (ours, theirs) = (Authority::create(now).unwrap(), Authority::create(now).unwrap());
+    let of = |authority: &Authority| {
+        let Leaf { cert_pem, key_pem, .. } = authority.issue("hypic-agent", now).unwrap();
+        TlsPem { cert: cert_pem, key: key_pem, ca: ours.cert_pem.clone() }
+    };
+    of(&ours).verify("hypic-agent").unwrap();
+    of(&ours).verify("hypic-router").unwrap_err();
+    of(&theirs).verify("hypic-agent").unwrap_err();
+    // A CA with the key of another one signs what nobody takes.
+    let pair = |key: &Authority| {
+        let (cert, ca) = (ours.cert_pem.clone(), ours.cert_pem.clone());
+        TlsPem { cert, key: key.key_pem.clone(), ca }.load().is_ok()
+    };
+    assert!(pair(&ours));
+    assert!(!pair(&theirs));
+}

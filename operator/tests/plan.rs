@@ -236,10 +236,15 @@ fn what_a_deleted_cluster_left_behind_is_taken_over() {
     let taken = steps(&all, &live(&orphans), &scene.names());
     assert_eq!(taken.len(), all.len());
     assert!(taken.iter().all(|step| step.why.contains(".metadata.ownerReferences")), "{taken:#?}");
-    // Labels are copied easily: what no plan names is nobody's to delete.
+    // Labels are copied easily: what no plan names goes only where the operator's record says that it made it.
     scene.cluster.spec.node_pools.pop();
     let after = plan(&scene.inputs());
     assert_eq!(leftovers(&after.fleet, &live(&orphans), &scene.names()), []);
+    let mut made = orphans.clone();
+    for object in &mut made {
+        object["metadata"]["managedFields"] = json!([{"manager": "hypic-operator", "operation": "Apply"}]);
+    }
+    assert_eq!(leftovers(&after.fleet, &live(&made), &scene.names()).len(), 2 + after.config.len());
     // Labels alone make nobody's object ours where they are not all ours.
     for label in ["hypic.dev/cluster", "app.kubernetes.io/managed-by"] {
         let mut others = orphans.clone();

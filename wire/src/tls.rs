@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::client::verify_server_name;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -174,17 +175,33 @@ impl TlsPem {
     }
 }
 
+impl TlsPem {
+    /// Checks that the certificate is of that role, signed by one of the authorities, and holds now.
+    ///
+    /// # Errors
+    /// What a peer would refuse, or PEM that does not read.
+    pub fn verify(&self, role: &str) -> Result<(), Error> {
+        let roots = Arc::new(roots((Path::new("ca"), self.ca.as_bytes()))?);
+        let chain = read_certificates((Path::new("cert"), self.cert.as_bytes()))?;
+        let refuse = |source| Error::BuildTls { source };
+        let name =
+            ServerName::try_from(role).map_err(|error| refuse(rustls::Error::General(error.to_string())))?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::new(provider()))
+            .build()
+            .map_err(|source| Error::BuildVerifier { source })?;
+        let (leaf, rest) =
+            chain.split_first().ok_or_else(|| Error::FindCertificate { path: "cert".into() })?;
+        verifier.verify_server_cert(leaf, rest, &name, &[], UnixTime::now()).map(drop).map_err(refuse)
+    }
+}
+
 /// A name to complain about, and its PEM.
 type Pem<'a> = (&'a Path, &'a [u8]);
 
 impl TlsContext {
     fn build(cert: Pem<'_>, key: Pem<'_>, ca: Pem<'_>) -> Result<Self, Error> {
         let provider = Arc::new(provider());
-        let mut roots = RootCertStore::empty();
-        for certificate in read_certificates(ca)? {
-            roots.add(certificate).map_err(|source| Error::BuildTls { source })?;
-        }
-        let roots = Arc::new(roots);
+        let roots = Arc::new(roots(ca)?);
         let chain = read_certificates(cert)?;
         let key = PrivateKeyDer::from_pem_slice(key.1)
             .map_err(|source| Error::ReadPem { path: key.0.to_owned(), source })?;
@@ -278,6 +295,14 @@ pub(crate) fn random_key() -> Result<[u8; 32], Error> {
     let mut key = [0; 32];
     provider().secure_random.fill(&mut key).map_err(|_| Error::DrawKey)?;
     Ok(key)
+}
+
+fn roots(ca: Pem<'_>) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in read_certificates(ca)? {
+        roots.add(certificate).map_err(|source| Error::BuildTls { source })?;
+    }
+    Ok(roots)
 }
 
 fn read_certificates((name, pem): Pem<'_>) -> Result<Vec<CertificateDer<'static>>, Error> {

@@ -64,6 +64,15 @@ impl Names {
         }
     }
 
+    /// An orphan that the operator itself has made: copies bear its labels, but not its record.
+    pub fn left_behind(&self, object: &ObjectMeta) -> bool {
+        let mut records = object.managed_fields.iter().flatten();
+        self.whose(object) == Whose::Orphan
+            && records.any(|record| {
+                record.manager.as_deref() == Some(MANAGER) && record.operation.as_deref() == Some("Apply")
+            })
+    }
+
     fn bears_labels(&self, object: &ObjectMeta) -> bool {
         let ours = [(CLUSTER, self.cluster.as_str()), (MANAGED_BY, MANAGER)];
         let label = |key| object.labels.as_ref()?.get(key).map(String::as_str);

@@ -1,5 +1,7 @@
 //! Routers: a Deployment and the Service that clients ask.
 
+use hypic_crds::Amount;
+use hypic_crds::pool::Router;
 use serde_json::{Value, json};
 
 use crate::plan::Inputs;
@@ -8,6 +10,8 @@ use crate::plan::pod::{self, Container, Room};
 
 /// Memory of a router: prompts of some hundred requests, tokenised.
 const MEMORY: u64 = 1 << 30;
+/// Memory that the longest body takes at most, a multiple of its bytes: one word of that length, as it is tokenised.
+const MEMORY_PER_BODY_BYTE: u64 = 128;
 /// A router goes on serving for this long after its end was decided: endpoints are told meanwhile.
 const PRE_STOP: i32 = 3;
 /// Between the end of the drain and the kubelet's SIGKILL: error events must still reach their clients.
@@ -32,12 +36,19 @@ pub fn service(names: &Names, inputs: &Inputs<'_>) -> Value {
     })
 }
 
+/// A router's memory limit.
+fn limit(router: &Router) -> u64 {
+    let asked = router.resources.as_ref().and_then(|wanted| wanted.limits.get("memory"));
+    asked.and_then(Amount::bytes).unwrap_or(MEMORY)
+}
+
 /// The routers.
 pub fn deployment(names: &Names, inputs: &Inputs<'_>) -> Value {
     let spec = &inputs.cluster.spec;
     let router = &spec.router;
     let mut args = vec![
         "--secret=/etc/hypic/fleet/secret".to_owned(),
+        format!("--body-bytes={}", limit(router) / MEMORY_PER_BODY_BYTE),
         format!("--running={}", router.running),
         format!("--queued={}", router.queued),
         format!("--deadline-seconds={}", router.deadline_seconds),

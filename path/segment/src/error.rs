@@ -72,7 +72,7 @@ pub enum SegmentError {
         param: &'static str,
         /// Tokens of the context.
         limit: Tokens,
-        /// Tokens of the prompt.
+        /// Tokens of the prompt; at least so many, of a text that is far too long.
         prompt: Tokens,
         /// Tokens asked for; 1 where the request names none.
         requested: Tokens,

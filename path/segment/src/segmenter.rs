@@ -18,6 +18,8 @@ use crate::memo::Memo;
 use crate::template::{ChatTemplate, Clock};
 use crate::tokenise::Tokeniser;
 
+/// Normal forms of Unicode write three letters of a text as one at most.
+const NORMALISED: usize = 3;
 /// Snapshots may stand at no more boundaries than this.
 const BOUNDARIES: usize = 64;
 
@@ -27,6 +29,8 @@ pub struct Segmenter {
     tokeniser: Arc<Tokeniser>,
     templates: Vec<(String, ChatTemplate)>,
     context: Tokens,
+    /// Bytes of text that a token stands for at most.
+    token_bytes: usize,
     vocab: usize,
     end_ids: Vec<u32>,
     untracked: AtomicU64,
@@ -73,6 +77,7 @@ impl Segmenter {
         }
         Ok(Self {
             model: model.clone(),
+            token_bytes: NORMALISED * tokeniser.longest(),
             tokeniser: Arc::new(tokeniser),
             templates,
             context: checkpoint.context,
@@ -89,19 +94,30 @@ impl Segmenter {
     /// The per-request ones, for all of which [`SegmentError::is_clients`] holds, and `Tokenise`.
     pub fn segment(&self, request: Request, identity: &Identity) -> Result<SegmentedRequest, SegmentError> {
         let param = if matches!(request.prompt, Prompt::Chat(_)) { "messages" } else { "prompt" };
-        let pieces = match &request.prompt {
-            Prompt::Ids(ids) => vec![self.ids_piece(ids)?],
-            prompt => self.text_pieces(&self.marked(prompt)?, prompt, identity, &request.scope)?,
-        };
-        let prompt = Tokens(pieces.iter().map(|piece| piece.ids.len() as u32).sum());
         // An answer has one token at least, unless the request itself wants none.
         let asked = request.sampling.max_tokens;
         let requested = if asked == Tokens(u32::MAX) { Tokens(1) } else { asked };
-        if u64::from(prompt.0) + u64::from(requested.0) > u64::from(self.context.0) {
-            return Err(SegmentError::ContextLength { param, limit: self.context, prompt, requested });
-        }
+        let pieces = match &request.prompt {
+            Prompt::Ids(ids) => vec![self.ids_piece(ids)?],
+            prompt => {
+                let marked = self.marked(prompt)?;
+                // Far too long a text is not worth the memory that its tokens take.
+                self.bound(marked.text.len() / self.token_bytes, requested, param)?;
+                self.text_pieces(&marked, prompt, identity, &request.scope)?
+            }
+        };
+        self.bound(pieces.iter().map(|piece| piece.ids.len()).sum(), requested, param)?;
         let boundaries = self.boundaries(&pieces, identity, &request.scope);
         Ok(SegmentedRequest { request, pieces, boundaries })
+    }
+
+    /// Refuses a prompt of at least so many tokens if it does not fit.
+    fn bound(&self, tokens: usize, requested: Tokens, param: &'static str) -> Result<(), SegmentError> {
+        if tokens as u64 + u64::from(requested.0) <= u64::from(self.context.0) {
+            return Ok(());
+        }
+        let prompt = Tokens(u32::try_from(tokens).unwrap_or(u32::MAX));
+        Err(SegmentError::ContextLength { param, limit: self.context, prompt, requested })
     }
 
     /// The text of a chat as the template renders it, or of a plain completion without its separators.

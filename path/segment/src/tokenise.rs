@@ -184,6 +184,11 @@ impl Tokeniser {
         self.special.contains(&id)
     }
 
+    /// Bytes of the longest token.
+    pub(crate) fn longest(&self) -> usize {
+        self.full.get_vocab(true).into_keys().map(|token| token.chars().count()).max().unwrap_or(1)
+    }
+
     /// One more than the highest id.
     pub(crate) fn size(&self) -> usize {
         self.full.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)

@@ -296,6 +296,16 @@ fn a_prompt_over_the_context_names_the_numbers() {
 }
 
 #[test]
+fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
+    let segmenter = load_tiny();
+    // As one word: what a tokenizer needs the most memory for.
+    let error = segment(&segmenter, Prompt::Text("w".repeat(30 << 20))).unwrap_err();
+    assert_eq!(error.code(), Some("context_length_exceeded"));
+    let SegmentError::ContextLength { limit, prompt, .. } = error else { unreachable!() };
+    assert!(prompt > limit && prompt < Tokens(30 << 20), "{prompt:?}");
+}
+
+#[test]
 fn ids_and_empty_prompts_are_checked() {
     let segmenter = load_tiny();
     for wrong in [Prompt::Ids(vec![]), Prompt::Ids(vec![1, 3072]), Prompt::Text(String::new())] {
