@@ -145,6 +145,10 @@ async fn watch<K>(
                     context.patience.reset(&ObjectRef::<K>::new(&object.name).within(&namespace).to_string());
                     gone(&ClusterKey { namespace, name: object.name });
                 }
+                // Nothing is seen of a kind whose watch fails: it is tried again, and somebody must know.
+                Err(Error::QueueError(error)) => {
+                    tracing::warn!(%kind, error = %chain(&error), "a watch failed")
+                }
                 Err(error) => tracing::debug!(%kind, error = %chain(&error), "pass ended early"),
             }
             std::future::ready(())
