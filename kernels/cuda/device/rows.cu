@@ -9,6 +9,12 @@ KERNEL(128, gather_rows)(const uint8_t* __restrict__ table, const uint32_t* __re
 }
 REGISTER(gather_rows)
 
+// y[i] = x[i] for elements [first, end): fp32 results that go on as bf16.
+KERNEL(128, narrow_rows)(const float* __restrict__ x, bf16* __restrict__ y, uint32_t first, uint32_t end) {
+  for (size_t i = first + blockIdx.x * 128 + threadIdx.x; i < end; i += (size_t)gridDim.x * 128) store(y[i], x[i]);
+}
+REGISTER(narrow_rows)
+
 // Element-wise: a fixed number of blocks passes over all elements.
 #define EACH(i, count) for (size_t i = blockIdx.x * 128 + threadIdx.x; i < (count); i += (size_t)gridDim.x * 128)
 

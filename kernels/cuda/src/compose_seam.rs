@@ -1,7 +1,7 @@
 use crate::choice::{ComposeForm, compose_form};
 use crate::launch::Launch;
 use crate::view::{has_delta, stem};
-use crate::{Buffer, Device, Error, Program, Result, Rows};
+use crate::{Buffer, Device, Error, Fresh, Program, Result, Rows};
 
 /// One layer's live rows between cached bodies, for every request of a batch: in order, rows advance the
 /// state and yield outputs, then `S <- T S + S_body` (DESIGN §4, Used).
@@ -39,8 +39,8 @@ impl Scratch {
     /// [`Error::CallDriver`] when the device has no room.
     pub fn new(device: &Device, steps: usize, heads: usize) -> Result<Self> {
         Ok(Self {
-            records: Buffer::zeros(device, steps * heads * RECORD_BYTES)?,
-            writes: Buffer::zeros(device, steps * heads * WRITE_FLOATS)?,
+            records: Buffer::fresh(device, steps * heads * RECORD_BYTES, Fresh::Anything)?,
+            writes: Buffer::fresh(device, steps * heads * WRITE_FLOATS, Fresh::Anything)?,
             steps,
             heads,
         })

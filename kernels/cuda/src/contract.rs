@@ -11,6 +11,7 @@ mod memory;
 mod tuple;
 
 use std::marker::PhantomData;
+use std::sync::Mutex;
 
 use half::bf16;
 use hypic_domain::model::ModelSpec;
@@ -29,6 +30,8 @@ pub struct CudaDevice<E: Float = bf16> {
     device: Device,
     fresh: Fresh,
     body_tokens: usize,
+    /// The tables of the last full layer: those of the next are mostly the same.
+    contexts: Mutex<Option<full::Tables>>,
     format: PhantomData<E>,
 }
 
@@ -36,7 +39,7 @@ impl<E: Float> CudaDevice<E> {
     /// Over `device`. Every pool of pages gets room for the KV of `body_tokens` tokens of cached bodies, beside the
     /// pages that it is asked for.
     pub fn new(device: Device, body_tokens: usize) -> Self {
-        Self { device, fresh: Fresh::Anything, body_tokens, format: PhantomData }
+        Self { device, fresh: Fresh::Anything, body_tokens, contexts: Mutex::default(), format: PhantomData }
     }
 
     /// The same, with NaN in every fresh output, slot and page, for tests.

@@ -1,8 +1,9 @@
 use half::{bf16, f16};
 
 use crate::launch::Launch;
+use crate::memory::Float;
 use crate::view::CHUNK;
-use crate::{Buffer, Device, Error, Family, Places, Result, Rows, Sequences, Shape, StoredAs};
+use crate::{Buffer, Device, Error, Family, Fresh, Places, Result, Rows, Sequences, Shape, StoredAs};
 
 /// Gated delta net prefill in chunks of 64 tokens on the tensor cores, with `T` as extra columns: the Hopper
 /// form of [`recurrence`](crate::recurrence) for builds and long prompts.
@@ -48,10 +49,10 @@ impl ChunkScratch {
         let chunks = sequences.chunk_row.len();
         let tiles = chunks * shape.key_heads * KEY_TILE;
         Ok(Self {
-            q_tiles: Buffer::zeros(device, tiles)?,
-            k_tiles: Buffer::zeros(device, tiles)?,
-            maps: Buffer::zeros(device, chunks * shape.heads * MAP_BYTES)?,
-            decays: Buffer::zeros(device, chunks * shape.heads * DECAY_FLOATS)?,
+            q_tiles: Buffer::fresh(device, tiles, Fresh::Anything)?,
+            k_tiles: Buffer::fresh(device, tiles, Fresh::Anything)?,
+            maps: Buffer::fresh(device, chunks * shape.heads * MAP_BYTES, Fresh::Anything)?,
+            decays: Buffer::fresh(device, chunks * shape.heads * DECAY_FLOATS, Fresh::Anything)?,
             chunks,
         })
     }
@@ -69,23 +70,58 @@ pub fn has_gdn_chunks(family: Family, shape: Shape, capability: Option<(i32, i32
 /// each other, [`Error::CallDriver`] when a launch fails.
 pub fn gdn_chunks(device: &Device, run: GdnChunks<'_>) -> Result<()> {
     let GdnChunks { rows, sequences, places, arena, state, out, scratch } = run;
-    let shape = rows.shape;
-    if !has_gdn_chunks(rows.family, shape, device.capability()) {
-        return Err(Error::FindKernel { kernel: "gdn_chunks".to_owned() });
-    }
-    let count = rows.count()?;
-    let (pairs, chunks) = (sequences.len() * shape.heads, sequences.chunk_row.len());
-    Error::unless(sequences.rows == count, "rows", sequences.rows, count)?;
+    let pairs = sequences.len() * rows.shape.heads;
+    places.check_pairs(pairs, StoredAs::F16)?;
+    Error::unless(places.end <= arena.len() as u64, "the arena", places.end, arena.len())?;
     Error::unless(
         sequences.most_before_body < CHUNK,
         "rows before a body",
         "under 64",
         sequences.most_before_body,
     )?;
-    places.check_pairs(pairs, StoredAs::F16)?;
-    Error::unless(places.end <= arena.len() as u64, "the arena", places.end, arena.len())?;
-    let states = pairs * shape.square();
-    Error::unless(state.len() == states, "the states", states, state.len())?;
+    // Roles of the blocks: running state and outputs, T, and S of bodies that do not begin at the first
+    // token.
+    let roles = if sequences.most_before_body > 0 { 3 } else { 2 };
+    launch(device, rows, (sequences, roles), (places, arena), (state, 0), out, scratch)
+}
+
+/// The rows of one sequence among others: it advances the states that begin at a value of a pool, and records nothing.
+///
+/// # Errors
+/// As [`gdn_chunks`].
+pub(crate) fn gdn_chunks_one<E: Float>(
+    device: &Device,
+    rows: Rows<'_, E>,
+    range: std::ops::Range<usize>,
+    state: (&mut Buffer<f32>, usize),
+    out: &mut Buffer<E>,
+) -> Result<()> {
+    let shape = rows.shape;
+    let sequences = &Sequences::one(device, range, 0)?;
+    let places = &Places::new(device, shape.width, StoredAs::F16, &vec![(None, None); shape.heads])?;
+    let mut scratch = ChunkScratch::new(device, shape, sequences)?;
+    let arena = &mut Buffer::fresh(device, 0, Fresh::Anything)?;
+    launch(device, rows, (sequences, 1), (places, arena), state, out, &mut scratch)
+}
+
+fn launch<E: Float>(
+    device: &Device,
+    rows: Rows<'_, E>,
+    (sequences, roles): (&Sequences, usize),
+    (places, arena): (&Places, &mut Buffer<u8>),
+    (state, state_at): (&mut Buffer<f32>, usize),
+    out: &mut Buffer<E>,
+    scratch: &mut ChunkScratch,
+) -> Result<()> {
+    let shape = rows.shape;
+    if !has_gdn_chunks(rows.family, shape, device.capability()) || E::NAME != bf16::NAME {
+        return Err(Error::FindKernel { kernel: "gdn_chunks".to_owned() });
+    }
+    let count = rows.count()?;
+    let (pairs, chunks) = (sequences.len() * shape.heads, sequences.chunk_row.len());
+    Error::unless(sequences.rows <= count, "rows", format!("at most {count}"), sequences.rows)?;
+    let states = state_at + pairs * shape.square();
+    Error::unless(state.len() >= states, "the states", format!("at least {states}"), state.len())?;
     Error::unless(out.len() == rows.v.len(), "the outputs", rows.v.len(), out.len())?;
     let fits = scratch.chunks >= chunks && scratch.k_tiles.len() >= chunks * shape.key_heads * KEY_TILE;
     Error::unless(fits, "the scratch", format!("{chunks} chunks"), scratch.chunks)?;
@@ -105,9 +141,6 @@ pub fn gdn_chunks(device: &Device, run: GdnChunks<'_>) -> Result<()> {
         .int(shape.heads)
         .int(shape.key_heads)
         .run()?;
-    // Roles of the blocks: running state and outputs, T, and S of bodies that do not begin at the first
-    // token.
-    let roles = if sequences.most_before_body > 0 { 3 } else { 2 };
     Launch::new(device, "gdn_chunk_scan", [roles, pairs, 1], 256)
         .shared(SCAN_SHARED)
         .read(&scratch.q_tiles)
@@ -122,7 +155,7 @@ pub fn gdn_chunks(device: &Device, run: GdnChunks<'_>) -> Result<()> {
         .write(arena)
         .read(&places.transition_of)
         .read(&places.state_of)
-        .write(state)
+        .write_at(state, state_at)
         .write(out)
         .int(shape.heads)
         .int(shape.key_heads)

@@ -1,10 +1,14 @@
 //! Programs of rows and bodies over slots of a pool: [`compose_seam`](crate::compose_seam) where states and summaries
 //! lie wherever they lie.
 
+use half::bf16;
+
+use crate::choice::{ComposeForm, compose_form};
 use crate::launch::Launch;
-use crate::layout::NONE;
+use crate::layout::{NONE, compose_chain_shared};
 use crate::memory::Float;
-use crate::{Buffer, Device, Error, Family, Result, Rows, StoredAs};
+use crate::rows::narrow_rows;
+use crate::{Buffer, Device, Error, Family, Fresh, Result, Rows, Scratch, Shape, StoredAs};
 
 /// A request whose rows somebody else computes.
 const NO_SLOT: u32 = u32::MAX;
@@ -50,7 +54,57 @@ pub(crate) fn stored_for<E: Float>() -> StoredAs {
     if E::NAME == f32::NAME { StoredAs::F32 } else { StoredAs::F16 }
 }
 
-/// Runs the programs of a gated delta layer, every request's in one launch; outputs have the format of the rows.
+/// The tables of some requests on the device; their rows follow each other from `first_row` on.
+struct Tables {
+    first_step: Buffer<u32>,
+    first_row: Buffer<u32>,
+    transition_of: Buffer<u64>,
+    state_of: Buffer<u64>,
+    steps: usize,
+    begin_row: usize,
+    end_row: usize,
+}
+
+impl Tables {
+    fn new<E: Float>(
+        device: &Device,
+        shape: Shape,
+        requests: &[&[PoolStep<'_>]],
+        first_row: usize,
+    ) -> Result<Self> {
+        let begin_row = first_row;
+        let (mut first_step, mut first_row) = (vec![0_u32], vec![begin_row as u32]);
+        let (mut transition_of, mut state_of) = (Vec::new(), Vec::new());
+        for steps in requests {
+            for step in *steps {
+                first_row.push(first_row[first_row.len() - 1] + step.rows as u32);
+                match &step.body {
+                    Some(body) => {
+                        let tables = [&mut transition_of, &mut state_of];
+                        body.addresses::<E>(shape.heads, shape.square(), tables)?;
+                    }
+                    None => {
+                        transition_of.resize(transition_of.len() + shape.heads, NONE);
+                        state_of.resize(state_of.len() + shape.heads, NONE);
+                    }
+                }
+            }
+            first_step.push(first_step[first_step.len() - 1] + steps.len() as u32);
+        }
+        Ok(Self {
+            steps: first_row.len() - 1,
+            begin_row,
+            end_row: first_row[first_row.len() - 1] as usize,
+            first_step: Buffer::from_slice(device, &first_step)?,
+            first_row: Buffer::from_slice(device, &first_row)?,
+            transition_of: Buffer::from_slice(device, &transition_of)?,
+            state_of: Buffer::from_slice(device, &state_of)?,
+        })
+    }
+}
+
+/// Runs the programs of a gated delta layer that cover all rows, every request's in one launch; outputs have the format
+/// of the rows. Requests without a slot are left out.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when rows, states or bodies do not fit, [`Error::CallDriver`] when the launch fails.
@@ -61,43 +115,59 @@ pub(crate) fn run_programs<E: Float>(
     pool: Pool<'_>,
     out: &mut Buffer<E>,
 ) -> Result<()> {
-    let shape = rows.shape;
-    let count = rows.count()?;
-    Error::unless(rows.family == Family::Gdn, "the family", "Gdn", format!("{:?}", rows.family))?;
-    Error::unless(out.len() == rows.v.len(), "the outputs", rows.v.len(), out.len())?;
-    let (mut first_step, mut first_row) = (vec![0_u32], vec![0_u32]);
-    let (mut transition_of, mut state_of, mut slots) = (Vec::new(), Vec::new(), Vec::new());
-    for (slot, steps) in requests {
-        let end = slot.map_or(0, |slot| pool.first + slot * pool.stride + shape.heads * shape.square());
-        Error::unless(end <= pool.state.len(), "a slot", format!("within {}", pool.state.len()), end)?;
-        slots.push(slot.map_or(NO_SLOT, |slot| slot as u32));
-        for step in steps {
-            first_row.push(first_row[first_row.len() - 1] + step.rows as u32);
-            match step.body {
-                Some(body) => {
-                    body.addresses::<E>(shape.heads, shape.square(), [&mut transition_of, &mut state_of])?
-                }
-                None => {
-                    transition_of.resize(transition_of.len() + shape.heads, NONE);
-                    state_of.resize(state_of.len() + shape.heads, NONE);
-                }
-            }
+    let steps: Vec<&[PoolStep<'_>]> = requests.iter().map(|(_, steps)| steps.as_slice()).collect();
+    let tables = Tables::new::<E>(device, rows.shape, &steps, 0)?;
+    let slots: Vec<Option<usize>> = requests.iter().map(|(slot, _)| *slot).collect();
+    plain(device, rows, (&slots, &tables), pool, out)
+}
+
+/// Runs one request's program over its rows, from `first_row` on: on a Hopper device its seams and bodies as a chain of
+/// tensor-core products, everything else in the plain form.
+///
+/// # Errors
+/// As [`run_programs`].
+pub(crate) fn run_composition<E: Float>(
+    device: &Device,
+    rows: Rows<'_, E>,
+    (slot, steps, first_row): (usize, &[PoolStep<'_>], usize),
+    pool: Pool<'_>,
+    out: &mut Buffer<E>,
+) -> Result<()> {
+    let Pool { state, first, stride } = pool;
+    let is_hopper = |step: &PoolStep<'_>| {
+        let form = compose_form(rows.family, rows.shape, step.rows, step.body.is_some(), device.capability());
+        E::NAME == bf16::NAME && form == ComposeForm::Hopper
+    };
+    let mut row = first_row;
+    for group in steps.chunk_by(|a, b| is_hopper(a) == is_hopper(b)) {
+        let tables = Tables::new::<E>(device, rows.shape, &[group], row)?;
+        row = tables.end_row;
+        let pool = Pool { state: &mut *state, first, stride };
+        if group.first().is_some_and(is_hopper) {
+            chain(device, rows, (slot, &tables), pool, out)?;
+        } else {
+            plain(device, rows, (&[Some(slot)], &tables), pool, out)?;
         }
-        first_step.push(first_step[first_step.len() - 1] + steps.len() as u32);
     }
-    let last = first_row[first_row.len() - 1] as usize;
-    Error::unless(last == count, "rows of the programs", count, last)?;
+    Ok(())
+}
+
+fn plain<E: Float>(
+    device: &Device,
+    rows: Rows<'_, E>,
+    (slots, tables): (&[Option<usize>], &Tables),
+    pool: Pool<'_>,
+    out: &mut Buffer<E>,
+) -> Result<()> {
+    let shape = check(rows, tables, slots, &pool, out.len())?;
     let form = match stored_for::<E>() {
         StoredAs::F16 => "bf16",
         StoredAs::F32 => "exact",
     };
+    let slots: Vec<u32> = slots.iter().map(|slot| slot.map_or(NO_SLOT, |slot| slot as u32)).collect();
     let slots = Buffer::from_slice(device, &slots)?;
-    let first_step = Buffer::from_slice(device, &first_step)?;
-    let first_row = Buffer::from_slice(device, &first_row)?;
-    let transition_of = Buffer::from_slice(device, &transition_of)?;
-    let state_of = Buffer::from_slice(device, &state_of)?;
     let kernel = format!("compose_seam_gdn_{}_{form}", shape.width);
-    Launch::new(device, kernel, [shape.heads, shape.width / 32, requests.len()], 128)
+    Launch::new(device, kernel, [shape.heads, shape.width / 32, slots.len()], 128)
         .read(rows.q)
         .read(rows.k)
         .read(rows.v)
@@ -105,17 +175,77 @@ pub(crate) fn run_programs<E: Float>(
         .read(rows.beta)
         .read(&slots)
         .int(pool.stride)
-        .read(&first_step)
-        .read(&first_row)
+        .read(&tables.first_step)
+        .read(&tables.first_row)
         .unused()
-        .read(&transition_of)
-        .read(&state_of)
+        .read(&tables.transition_of)
+        .read(&tables.state_of)
         .unused()
         .write_at(pool.state, pool.first)
         .write(out)
         .int(shape.heads)
         .int(shape.key_heads)
         .run()
+}
+
+/// One request's steps of at most eight rows and a body each, on sm_90a.
+fn chain<E: Float>(
+    device: &Device,
+    rows: Rows<'_, E>,
+    (slot, tables): (usize, &Tables),
+    pool: Pool<'_>,
+    out: &mut Buffer<E>,
+) -> Result<()> {
+    let shape = check(rows, tables, &[Some(slot)], &pool, out.len())?;
+    let mut scratch = Scratch::new(device, tables.steps, shape.heads)?;
+    Launch::new(device, "seam_prep", [tables.steps * shape.heads, 1, 1], 128)
+        .read(rows.q)
+        .read(rows.k)
+        .read(rows.v)
+        .read(rows.gate)
+        .read(rows.beta)
+        .read(&tables.first_row)
+        .read(&tables.transition_of)
+        .write(&mut scratch.records)
+        .write(&mut scratch.writes)
+        .int(shape.heads)
+        .int(shape.key_heads)
+        .run()?;
+    let mut wide: Buffer<f32> = Buffer::fresh(device, out.len(), Fresh::Anything)?;
+    Launch::new(device, "compose_chain_f16", [shape.heads * 4, 1, 1], 416)
+        .shared(compose_chain_shared(StoredAs::F16))
+        .read(&tables.first_step)
+        .unused()
+        .read(&tables.transition_of)
+        .read(&tables.state_of)
+        .read(&scratch.records)
+        .read(&scratch.writes)
+        .write_at(pool.state, pool.first + slot * pool.stride)
+        .write(&mut wide)
+        .int(shape.heads)
+        .run()?;
+    let each = shape.heads * shape.width;
+    narrow_rows(device, &wide, out, tables.begin_row * each..tables.end_row * each)
+}
+
+/// Checks what no table has checked, and returns the shape.
+fn check<E: Float>(
+    rows: Rows<'_, E>,
+    tables: &Tables,
+    slots: &[Option<usize>],
+    pool: &Pool<'_>,
+    out: usize,
+) -> Result<Shape> {
+    let shape = rows.shape;
+    let count = rows.count()?;
+    Error::unless(rows.family == Family::Gdn, "the family", "Gdn", format!("{:?}", rows.family))?;
+    Error::unless(out == rows.v.len(), "the outputs", rows.v.len(), out)?;
+    Error::unless(tables.end_row <= count, "rows of the programs", count, tables.end_row)?;
+    for slot in slots.iter().flatten() {
+        let end = pool.first + slot * pool.stride + shape.heads * shape.square();
+        Error::unless(end <= pool.state.len(), "a slot", format!("within {}", pool.state.len()), end)?;
+    }
+    Ok(shape)
 }
 
 impl PoolBody<'_> {

@@ -1,3 +1,5 @@
+use half::bf16;
+
 use crate::launch::Launch;
 use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
@@ -70,6 +72,27 @@ pub fn sigmoid_gate<E: Float>(device: &Device, x: &mut Buffer<E>, gate: &Buffer<
 fn blocks(device: &Device, count: usize) -> Result<usize> {
     Error::unless(u32::try_from(count).is_ok(), "elements", "under 2^32", count)?;
     Ok(count.div_ceil(THREADS).min(BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors()))
+}
+
+/// `y[i] = x[i]` for the elements of `range`, rounded to bf16: `y` must be of that format.
+///
+/// # Errors
+/// [`Error::CheckShape`] for elements outside or another format, [`Error::CallDriver`] when the launch fails.
+pub(crate) fn narrow_rows<E: Float>(
+    device: &Device,
+    x: &Buffer<f32>,
+    y: &mut Buffer<E>,
+    range: std::ops::Range<usize>,
+) -> Result<()> {
+    let fits = range.start <= range.end && range.end <= x.len().min(y.len());
+    Error::unless(fits, "the elements", format!("within {}", x.len().min(y.len())), range.end)?;
+    Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
+    Launch::new(device, "narrow_rows", [blocks(device, range.len())?, 1, 1], THREADS)
+        .read(x)
+        .write(y)
+        .int(range.start)
+        .int(range.end)
+        .run()
 }
 
 /// `silu(x[.., :width]) * x[.., width:]`, `[rows, width]` from `[rows, 2 width]`.

@@ -129,17 +129,10 @@ impl Sequences {
     /// [`Error::CheckShape`] when a body would start after its sequence's end.
     pub fn new(device: &Device, sequences: &[Sequence]) -> Result<Self> {
         let mut starts = vec![0u32];
-        let (mut first_chunk, mut chunk_row, mut chunk_rows) = (vec![0u32], vec![], vec![]);
         for s in sequences {
-            for row in (0..s.rows).step_by(CHUNK) {
-                chunk_row.push(starts[starts.len() - 1] + row as u32);
-                chunk_rows.push((s.rows - row).min(CHUNK) as u32);
-            }
-            first_chunk.push(chunk_row.len() as u32);
-            Error::unless(s.before_body <= s.rows, "rows before the body", s.rows, s.before_body)?;
             starts.push(starts[starts.len() - 1] + s.rows as u32);
         }
-        Self::place(device, sequences, starts, [first_chunk, chunk_row, chunk_rows])
+        Self::place(device, sequences, &starts)
     }
 
     /// One sequence among more rows: those of `rows`, the first `before_body` of them before its body. It goes on
@@ -149,22 +142,25 @@ impl Sequences {
     /// As [`Sequences::new`].
     pub(crate) fn one(device: &Device, rows: std::ops::Range<usize>, before_body: usize) -> Result<Self> {
         let sequence = Sequence { rows: rows.len(), before_body, fresh: false };
-        Error::unless(before_body <= rows.len(), "rows before the body", rows.len(), before_body)?;
-        let starts = vec![rows.start as u32, rows.end as u32];
-        Self::place(device, &[sequence], starts, [(); 3].map(|()| Vec::new()))
+        Self::place(device, &[sequence], &[rows.start as u32, rows.end as u32])
     }
 
-    fn place(
-        device: &Device,
-        sequences: &[Sequence],
-        starts: Vec<u32>,
-        [first_chunk, chunk_row, chunk_rows]: [Vec<u32>; 3],
-    ) -> Result<Self> {
+    /// Sequences that begin at `starts`.
+    fn place(device: &Device, sequences: &[Sequence], starts: &[u32]) -> Result<Self> {
+        let (mut first_chunk, mut chunk_row, mut chunk_rows) = (vec![0u32], vec![], vec![]);
+        for (s, &start) in sequences.iter().zip(starts) {
+            Error::unless(s.before_body <= s.rows, "rows before the body", s.rows, s.before_body)?;
+            for row in (0..s.rows).step_by(CHUNK) {
+                chunk_row.push(start + row as u32);
+                chunk_rows.push((s.rows - row).min(CHUNK) as u32);
+            }
+            first_chunk.push(chunk_row.len() as u32);
+        }
         let before: Vec<u32> = sequences.iter().map(|s| s.before_body as u32).collect();
         let fresh: Vec<u8> = sequences.iter().map(|s| u8::from(s.fresh)).collect();
         Ok(Self {
             rows: starts[starts.len() - 1] as usize,
-            starts: Buffer::from_slice(device, &starts)?,
+            starts: Buffer::from_slice(device, starts)?,
             before_body: Buffer::from_slice(device, &before)?,
             fresh: Buffer::from_slice(device, &fresh)?,
             first_chunk: Buffer::from_slice(device, &first_chunk)?,

@@ -1,6 +1,6 @@
-//! A whole model of the 35B-A3B shape with random weights on one GPU: `cargo run --release`-like figures of DESIGN §8.
+//! A whole model of the 35B-A3B shape with random weights on one GPU: the figures of DESIGN §8 that need one.
 //!
-//! `model OUT.json [LAYERS]`: cold prefill of 32k tokens, a warm prompt of 64 cached bodies of 504 tokens with seams of 8,
+//! `model OUT.json [LAYERS]`, layers in fours, 40 for the whole model: cold prefill of 32k tokens, a warm prompt of 64 cached bodies of 504 tokens with seams of 8,
 //! one more body, and decode of 1, 32 and 128 sequences. Launches are eager: no CUDA graphs. Every figure is the median
 //! of its repeats, wall time from the plan to logits on the host.
 
@@ -80,6 +80,29 @@ impl Bench {
             bail!("a logit is not finite");
         }
         Ok(ms)
+    }
+
+    /// Each layer of one step of `rows` rows by itself: the first linear and the first full one.
+    fn layers(&mut self, rows: usize) -> Result<[f64; 2]> {
+        self.device.reset_slot(&mut self.states, 0)?;
+        let context = Context {
+            pages: (0..rows.div_ceil(PAGE)).collect(),
+            live: (0..rows as u32).collect(),
+            bodies: Vec::new(),
+        };
+        let run = Run { rows: 0..rows, slot: 0, context, ops: vec![RunOp::Rows(0..rows)], record: None };
+        let plan = Plan { ids: vec![7; rows], runs: vec![run] };
+        let mut x = self.loaded.model.embed(&self.device, &plan)?;
+        let mut times = [0.0; 4];
+        for (layer, time) in times.iter_mut().enumerate() {
+            self.device.wait()?;
+            let begun = Instant::now();
+            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
+            x = self.loaded.model.layer(&self.device, layer, &plan, memory, x)?;
+            self.device.wait()?;
+            *time = begun.elapsed().as_secs_f64() * 1e3;
+        }
+        Ok([times[1], times[3]])
     }
 
     fn median(&mut self, repeats: usize, mut one: impl FnMut(&mut Self) -> Result<f64>) -> Result<f64> {
@@ -202,6 +225,9 @@ fn main() -> Result<()> {
     for step in [2048, 8192, PROMPT] {
         note(&format!("prefill_32k_steps_of_{step}"), bench.median(2, |b| b.prefill(PROMPT, step))?);
     }
+    let [linear, full] = bench.layers(PROMPT)?;
+    note("linear_layer_32k", linear);
+    note("full_layer_32k", full);
     let (mut bodies, mut builds) = (Vec::new(), Vec::new());
     for _ in 0..BUILT {
         let (body, ms) = bench.build()?;

@@ -1,5 +1,8 @@
 //! The full mixer: keys and values of a step into the pages, then attention over pages and bodies.
 
+use std::sync::PoisonError;
+
+use hypic_domain::model::FullShape;
 use hypic_kernels::check::{self, Room, equal};
 use hypic_kernels::op::{FullInput, OpError};
 use hypic_kernels::plan::{Plan, Run};
@@ -28,27 +31,24 @@ pub(super) fn full_mixer<E: Float>(
     let page_tokens = pages.page_tokens;
     let room = Room { pages: pages.pages, page_tokens, positions };
     check::contexts(input.layer, plan, room)?;
-    let tokens: Vec<Vec<Token>> =
-        plan.runs.iter().map(|run| tokens_of(run, input.layer, page_tokens)).collect::<Result<_, _>>()?;
-    let contexts: Vec<Context<'_>> = plan
-        .runs
-        .iter()
-        .zip(&tokens)
-        .map(|(run, tokens)| {
-            let first = run.context.live.len() - run.rows.len();
-            Context { tokens, rows: &run.context.live[first..] }
-        })
-        .collect();
-    let mut contexts = Contexts::new(&device.device, *shape, page_tokens, &contexts).map_err(failed(OP))?;
+    let listed = plan.runs.iter().map(|run| Listed::new(run, input.layer, page_tokens));
+    let listed = listed.collect::<Result<Vec<_>, _>>()?;
+    // A panic while it was held leaves tables that are whole, or none.
+    let mut kept = device.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+    let tables = match kept.take() {
+        Some(tables) if tables.are_of(shape, page_tokens, &listed) => tables,
+        _ => Tables::new(device, *shape, page_tokens, listed).map_err(failed(OP))?,
+    };
+    let contexts = &mut kept.insert(tables).contexts;
     let layer = pages.layer_mut(OP, input.layer)?;
     let new = [&input.key.values, &input.value.values];
-    store_kv(&device.device, new, &contexts, &mut layer.key, &mut layer.value).map_err(failed(OP))?;
+    store_kv(&device.device, new, contexts, &mut layer.key, &mut layer.value).map_err(failed(OP))?;
     device.written(OP, (rows, shape.heads * shape.value), |device, out| {
         let run = Attention {
             q: &input.query.values,
             key: &layer.key,
             value: &layer.value,
-            contexts: &mut contexts,
+            contexts,
             rope,
             scale: input.scale,
             out,
@@ -57,31 +57,60 @@ pub(super) fn full_mixer<E: Float>(
     })
 }
 
-/// All tokens that a run's rows may see, by ascending position.
-fn tokens_of<E: Float>(
-    run: &Run<CudaDevice<E>>,
-    layer: usize,
+/// What a run's rows attend to, and where they stand.
+#[derive(PartialEq)]
+struct Listed {
+    tokens: Vec<Token>,
+    rows: Vec<u32>,
+}
+
+/// The contexts of a step on the device, and what they were made of.
+pub(super) struct Tables {
+    listed: Vec<Listed>,
+    shape: FullShape,
     page_tokens: usize,
-) -> Result<Vec<Token>, OpError> {
-    let slot = |page: usize, token: usize| (page * page_tokens + token % page_tokens) as u32;
-    let context = &run.context;
-    let mut tokens = Vec::new();
-    for (number, placed) in context.bodies.iter().enumerate() {
-        let (LayerParts::Full(parts), len) = check::body_of(OP, run, number, layer)? else {
-            return Err(OpError::shape(OP, "parts of a full layer", layer));
-        };
-        equal(OP, "tokens of the body", len, parts.tokens)?;
-        tokens.extend((0..len).map(|token| Token {
-            slot: slot(parts.pages.pages[token / page_tokens] as usize, token),
-            position: placed.start + token as u32,
-        }));
+    contexts: Contexts,
+}
+
+impl Tables {
+    fn new<E: Float>(
+        device: &CudaDevice<E>,
+        shape: FullShape,
+        page_tokens: usize,
+        listed: Vec<Listed>,
+    ) -> crate::Result<Self> {
+        let contexts: Vec<Context<'_>> =
+            listed.iter().map(|run| Context { tokens: &run.tokens, rows: &run.rows }).collect();
+        let contexts = Contexts::new(&device.device, shape, page_tokens, &contexts)?;
+        Ok(Self { listed, shape, page_tokens, contexts })
     }
-    tokens.extend(
-        context.live.iter().enumerate().map(|(token, &position)| Token {
+
+    fn are_of(&self, shape: &FullShape, page_tokens: usize, listed: &[Listed]) -> bool {
+        self.shape == *shape && self.page_tokens == page_tokens && self.listed == listed
+    }
+}
+
+impl Listed {
+    /// All tokens that a run's rows may see, by ascending position.
+    fn new<E: Float>(run: &Run<CudaDevice<E>>, layer: usize, page_tokens: usize) -> Result<Self, OpError> {
+        let slot = |page: usize, token: usize| (page * page_tokens + token % page_tokens) as u32;
+        let context = &run.context;
+        let mut tokens = Vec::new();
+        for (number, placed) in context.bodies.iter().enumerate() {
+            let (LayerParts::Full(parts), len) = check::body_of(OP, run, number, layer)? else {
+                return Err(OpError::shape(OP, "parts of a full layer", layer));
+            };
+            equal(OP, "tokens of the body", len, parts.tokens)?;
+            tokens.extend((0..len).map(|token| Token {
+                slot: slot(parts.pages.pages[token / page_tokens] as usize, token),
+                position: placed.start + token as u32,
+            }));
+        }
+        tokens.extend(context.live.iter().enumerate().map(|(token, &position)| Token {
             slot: slot(context.pages[token / page_tokens], token),
             position,
-        }),
-    );
-    tokens.sort_by_key(|token| token.position);
-    Ok(tokens)
+        }));
+        tokens.sort_by_key(|token| token.position);
+        Ok(Self { tokens, rows: context.live[context.live.len() - run.rows.len()..].to_vec() })
+    }
 }

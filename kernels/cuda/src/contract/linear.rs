@@ -1,7 +1,8 @@
 //! The linear mixer: convolution, gates, and every run's program of rows and bodies.
 //!
-//! Runs that record, and long ones without bodies, are launched one by one in the form of prefill; all others, decode
-//! among them, go through one launch that walks their programs. What a run gets does not depend on the others.
+//! Runs that record, and long ones, are launched one by one in the form of prefill, and runs with bodies one by one in
+//! that of composition; all others, decode among them, go through one launch. What a run gets does not depend on the
+//! others.
 
 use std::sync::PoisonError;
 
@@ -15,14 +16,17 @@ use super::memory::{SlotLayer, States, Tensor};
 use super::tuple::{LayerParts, LinearParts, gdn_only};
 use super::{CudaDevice, failed};
 use crate::conv_warm::Tails;
+use crate::gdn_chunks::gdn_chunks_one;
 use crate::memory::Float;
 use crate::norm::add_gates;
 use crate::pack::{pack_tiles, set_identity};
-use crate::programs::{Pool, PoolBody, PoolRequest, PoolStep, Transition, run_programs, stored_for};
+use crate::programs::{
+    Pool, PoolBody, PoolRequest, PoolStep, Transition, run_composition, run_programs, stored_for,
+};
 use crate::recurrence::{Form, advance_one};
 use crate::{
     Buffer, ConvWarm, Places, RawRow, Recurrence, Rows, Sequences, Shape, Span, Summaries, TAPS, conv_warm,
-    gates,
+    gates, has_gdn_chunks,
 };
 
 const OP: &str = "linear_mixer";
@@ -66,9 +70,14 @@ pub(super) fn linear_mixer<E: Float>(
     let requests: Vec<PoolRequest<'_>> =
         plan.runs.iter().map(|run| request_of(run, input.layer, &identity)).collect::<Result<_, _>>()?;
     device.written(OP, (plan.ids.len(), heads * input.shape.value), |device, out| {
-        for run in plan.runs.iter().filter(|run| goes_alone(run)) {
-            let at = run.slot * states.state_stride + place.state;
-            advance(device, rows, (run, input.layer), (&mut states.state, at), out)?;
+        for (run, (_, steps)) in plan.runs.iter().zip(&requests) {
+            if is_prefill(run) {
+                let at = run.slot * states.state_stride + place.state;
+                advance(device, rows, (run, input.layer), (&mut states.state, at), out)?;
+            } else if has_bodies(run) {
+                let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
+                run_composition(device, rows, (run.slot, steps, run.rows.start), pool, out)?;
+            }
         }
         if requests.iter().any(|(slot, _)| slot.is_some()) {
             let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
@@ -101,7 +110,7 @@ fn check<E: Float>(
             }
         }
         if let Some(Record { recording, body }) = &run.record {
-            let is_applied = run.ops.iter().any(|op| matches!(op, RunOp::Apply { .. }));
+            let is_applied = has_bodies(run);
             let is_last = body.is_empty() || (body.end == run.rows.end && body.start >= run.rows.start);
             if is_applied || !is_last {
                 let what =
@@ -218,10 +227,13 @@ fn push<'a, E: Float>(left: &mut Left<'a, E>, rows: impl ExactSizeIterator<Item 
     }
 }
 
-/// Whether a run gets launches of its own.
-fn goes_alone<E: Float>(run: &Run<CudaDevice<E>>) -> bool {
-    let is_applied = run.ops.iter().any(|op| matches!(op, RunOp::Apply { .. }));
-    run.record.is_some() || (!is_applied && run.rows.len() > SHORT)
+fn has_bodies<E: Float>(run: &Run<CudaDevice<E>>) -> bool {
+    run.ops.iter().any(|op| matches!(op, RunOp::Apply { .. }))
+}
+
+/// Whether a run is launched in the form of prefill.
+fn is_prefill<E: Float>(run: &Run<CudaDevice<E>>) -> bool {
+    run.record.is_some() || (!has_bodies(run) && run.rows.len() > SHORT)
 }
 
 /// Advances the states from value `at` on over all rows of a run, and its recording with them.
@@ -236,6 +248,9 @@ fn advance<E: Float>(
     let form = if E::NAME == f32::NAME || run.rows.len() <= SHORT { Form::Tokens } else { Form::Chunks };
     let Some(Record { recording, body }) = run.record.as_ref().filter(|record| !record.body.is_empty())
     else {
+        if form == Form::Chunks && has_gdn_chunks(rows.family, rows.shape, device.capability()) {
+            return gdn_chunks_one(device, rows, run.rows.clone(), (state, at), out);
+        }
         let sequences = &Sequences::one(device, run.rows.clone(), 0)?;
         return advance_one(device, Recurrence { rows, sequences, state, summaries: None, out }, form, at);
     };
@@ -251,7 +266,7 @@ fn advance<E: Float>(
     add_gates(device, rows.gate, &mut record.bound, body.clone())
 }
 
-/// A run's program; its slot only if it does not go alone.
+/// A run's program; its slot only if it shares a launch with others.
 fn request_of<'a, E: Float>(
     run: &'a Run<CudaDevice<E>>,
     layer: usize,
@@ -279,7 +294,7 @@ fn request_of<'a, E: Float>(
     if rows > 0 {
         steps.push(PoolStep { rows, body: None });
     }
-    Ok(((!goes_alone(run)).then_some(run.slot), steps))
+    Ok(((!is_prefill(run) && !has_bodies(run)).then_some(run.slot), steps))
 }
 
 /// One identity as a tile, where a body is to be added naively.

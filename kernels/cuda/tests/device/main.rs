@@ -11,6 +11,9 @@ use hypic_domain::model::{FullShape, LinearShape};
 
 mod bf16;
 mod f32;
+// The widths of large models: on a Hopper GPU they have forms of their own, and as fibers they would take minutes.
+#[cfg(feature = "gpu-tests")]
+mod wide;
 
 /// Layers that the kernels have: heads of 64.
 const LINEAR: LinearShape =

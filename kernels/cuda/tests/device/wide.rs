@@ -1,0 +1,15 @@
+use hypic_cuda::CudaDevice;
+use hypic_domain::model::{FullShape, LinearShape};
+use hypic_domain::tuple::Dtype;
+
+#[path = "../../../tests/device/common.rs"]
+mod common;
+
+type TestDevice = CudaDevice;
+const DTYPE: Dtype = Dtype::Bf16;
+const LINEAR: LinearShape = LinearShape { key: 128, value: 128, ..super::LINEAR };
+const FULL: FullShape = FullShape { key: 256, value: 256, rotary: 64, ..super::FULL };
+
+fn poisoned(_: usize) -> TestDevice {
+    CudaDevice::poisoned(super::device(), super::BODIES)
+}
