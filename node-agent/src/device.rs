@@ -51,7 +51,7 @@ impl fmt::Display for DeviceName {
 pub(crate) enum Opened {
     Cpu(CpuDevice),
     #[cfg(feature = "cuda")]
-    Cuda(CudaDevice),
+    Cuda(Box<CudaDevice>),
 }
 
 /// Opens the device that the flags name.
@@ -67,7 +67,7 @@ pub(crate) fn open(memory: &Memory) -> Result<Opened> {
         #[cfg(feature = "cuda")]
         DeviceName::Cuda(number) => {
             let device = hypic_cuda::Device::cuda(number)?;
-            Ok(Opened::Cuda(CudaDevice::new(device, memory.body_tokens)))
+            Ok(Opened::Cuda(Box::new(CudaDevice::new(device, memory.body_tokens))))
         }
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda(number) => Err(OpError::NoDevice {

@@ -62,7 +62,7 @@ pub(crate) async fn start(before: Before) -> Result<Started> {
             let loaded = match device {
                 Opened::Cpu(device) => load(&config, device, &store, &index)?,
                 #[cfg(feature = "cuda")]
-                Opened::Cuda(device) => load(&config, device, &store, &index)?,
+                Opened::Cuda(device) => load(&config, *device, &store, &index)?,
             };
             Ok::<_, anyhow::Error>((store, loaded))
         })

@@ -1,25 +1,36 @@
 // Norms and gates. Weights are fp32, rows bf16 or fp32.
 #include "dev.cuh"
 
-// y = x / rms(x) * (offset + w), offset 1 for zero-centred weights. x, y [rows, width]; one block per row.
-template <class E> DEV void rms_norm(const E* __restrict__ x, const float* __restrict__ w, E* __restrict__ y, int width, float offset, float eps) {
+// Sum over the threads of a row: a block, or one of its four warps where rows are narrow.
+template <int THREADS> DEV float row_sum(float x) {
   SHARED float part[4];
-  const size_t row = (size_t)blockIdx.x * width;
+  if (THREADS == 128) return block_sum<128>(x, part);
+  for (int m = 16; m; m >>= 1) x += shuffle_xor(x, m);
+  return x;
+}
+
+// y = x / rms(x) * (offset + w), offset 1 for zero-centred weights. x, y [rows, width]; THREADS for each row.
+template <int THREADS, class E>
+DEV void rms_norm(const E* __restrict__ x, const float* __restrict__ w, E* __restrict__ y, int rows, int width, float offset, float eps) {
+  const int row = blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = threadIdx.x % THREADS;
+  if (row >= rows) return;
+  const size_t at = (size_t)row * width;
   float squares = 0.f;
-  for (int i = threadIdx.x; i < width; i += 128) squares += f32(x[row + i]) * f32(x[row + i]);
-  const float scale = 1.f / sqrtf(block_sum<128>(squares, part) / width + eps);
-  for (int i = threadIdx.x; i < width; i += 128) store(y[row + i], f32(x[row + i]) * scale * (offset + w[i]));
+  for (int i = first; i < width; i += THREADS) squares += f32(x[at + i]) * f32(x[at + i]);
+  const float scale = 1.f / sqrtf(row_sum<THREADS>(squares) / width + eps);
+  for (int i = first; i < width; i += THREADS) store(y[at + i], f32(x[at + i]) * scale * (offset + w[i]));
 }
 
 // y = x / rms(x) * w * silu(z) over each head. x, z, y [rows, width].
-template <class E>
-DEV void gated_norm(const E* __restrict__ x, const E* __restrict__ z, const float* __restrict__ w, E* __restrict__ y, int width, float eps) {
-  SHARED float part[4];
-  const size_t row = (size_t)blockIdx.x * width;
+template <int THREADS, class E>
+DEV void gated_norm(const E* __restrict__ x, const E* __restrict__ z, const float* __restrict__ w, E* __restrict__ y, int rows, int width, float eps) {
+  const int row = blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = threadIdx.x % THREADS;
+  if (row >= rows) return;
+  const size_t at = (size_t)row * width;
   float squares = 0.f;
-  for (int i = threadIdx.x; i < width; i += 128) squares += f32(x[row + i]) * f32(x[row + i]);
-  const float scale = 1.f / sqrtf(block_sum<128>(squares, part) / width + eps);
-  for (int i = threadIdx.x; i < width; i += 128) store(y[row + i], f32(x[row + i]) * scale * w[i] * silu(f32(z[row + i])));
+  for (int i = first; i < width; i += THREADS) squares += f32(x[at + i]) * f32(x[at + i]);
+  const float scale = 1.f / sqrtf(row_sum<THREADS>(squares) / width + eps);
+  for (int i = first; i < width; i += THREADS) store(y[at + i], f32(x[at + i]) * scale * w[i] * silu(f32(z[at + i])));
 }
 
 // gate = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b). a, b, gate, beta [count] = [rows, heads]; a_log, dt_bias [heads].
@@ -34,15 +45,18 @@ DEV void gates(const E* __restrict__ a, const E* __restrict__ b, const float* __
   beta[i] = sigmoid(f32(b[i]));
 }
 
+#define ROW_NORMS(E, name, THREADS)                                                                                                  \
+  KERNEL(128, rms_norm_##name)(const E* x, const float* w, E* y, int rows, int width, float offset, float eps) {                     \
+    rms_norm<THREADS>(x, w, y, rows, width, offset, eps);                                                                            \
+  }                                                                                                                                  \
+  REGISTER(rms_norm_##name)                                                                                                          \
+  KERNEL(128, gated_norm_##name)(const E* x, const E* z, const float* w, E* y, int rows, int width, float eps) {                     \
+    gated_norm<THREADS>(x, z, w, y, rows, width, eps);                                                                               \
+  }                                                                                                                                  \
+  REGISTER(gated_norm_##name)
 #define NORMS(E, suffix)                                                                                                             \
-  KERNEL(128, rms_norm_##suffix)(const E* x, const float* w, E* y, int width, float offset, float eps) {                             \
-    rms_norm(x, w, y, width, offset, eps);                                                                                           \
-  }                                                                                                                                  \
-  REGISTER(rms_norm_##suffix)                                                                                                        \
-  KERNEL(128, gated_norm_##suffix)(const E* x, const E* z, const float* w, E* y, int width, float eps) {                             \
-    gated_norm(x, z, w, y, width, eps);                                                                                              \
-  }                                                                                                                                  \
-  REGISTER(gated_norm_##suffix)                                                                                                      \
+  ROW_NORMS(E, suffix, 128)                                                                                                          \
+  ROW_NORMS(E, narrow_##suffix, 32)                                                                                                  \
   KERNEL(128, gates_##suffix)(const E* a, const E* b, const float* a_log, const float* dt_bias, float* gate, float* beta,            \
                               uint32_t count, int heads) {                                                                           \
     gates(a, b, a_log, dt_bias, gate, beta, count, heads);                                                                           \

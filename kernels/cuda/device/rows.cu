@@ -11,12 +11,12 @@ REGISTER(gather_rows)
 
 // y[i] = x[i] for elements [first, end): fp32 results that go on as bf16.
 KERNEL(128, narrow_rows)(const float* __restrict__ x, bf16* __restrict__ y, uint32_t first, uint32_t end) {
-  for (size_t i = first + blockIdx.x * 128 + threadIdx.x; i < end; i += (size_t)gridDim.x * 128) store(y[i], x[i]);
+  for (uint32_t i = first + blockIdx.x * 128 + threadIdx.x; i < end; i += gridDim.x * 128) store(y[i], x[i]);
 }
 REGISTER(narrow_rows)
 
 // Element-wise: a fixed number of blocks passes over all elements.
-#define EACH(i, count) for (size_t i = blockIdx.x * 128 + threadIdx.x; i < (count); i += (size_t)gridDim.x * 128)
+#define EACH(i, count) for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < (count); i += gridDim.x * 128)
 
 #define ROW_KERNELS(E, suffix)                                                                                                            \
   /* x += y. */                                                                                                                      \
@@ -26,13 +26,13 @@ REGISTER(narrow_rows)
   REGISTER(add_rows_##suffix)                                                                                                        \
   /* x *= sigmoid(gate), one gate for `each` values. */                                                                              \
   KERNEL(128, sigmoid_gate_##suffix)(E* x, const E* __restrict__ gate, uint32_t count, int each) {                                   \
-    EACH(i, count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i / each])));                                                            \
+    EACH(i, count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i / (uint32_t)each])));                                                            \
   }                                                                                                                                  \
   REGISTER(sigmoid_gate_##suffix)                                                                                                    \
   /* y [rows, width] = silu(x[.., :width]) * x[.., width:]. */                                                                       \
   KERNEL(128, swiglu_##suffix)(const E* __restrict__ x, E* __restrict__ y, uint32_t count, int width) {                              \
     EACH(i, count) {                                                                                                                 \
-      const size_t from = i / width * 2 * width + i % width;                                                                         \
+      const size_t from = (size_t)(i / (uint32_t)width) * 2 * width + i % (uint32_t)width;                                                                         \
       store(y[i], silu(f32(x[from])) * f32(x[from + width]));                                                                        \
     }                                                                                                                                \
   }                                                                                                                                  \

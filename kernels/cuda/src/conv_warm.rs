@@ -5,6 +5,9 @@ use crate::{Buffer, Device, Error, Result, Shape};
 /// Taps of the short convolution; a tail is `TAPS - 1` rows.
 pub const TAPS: usize = 4;
 
+/// As device/conv_warm.cu has it.
+const ROWS_PER_BLOCK: usize = 16;
+
 /// Where a row of raw inputs lies.
 #[derive(Clone, Copy)]
 pub enum RawRow<'a, E: Float> {
@@ -85,19 +88,25 @@ pub fn conv_warm<E: Float>(device: &Device, conv: ConvWarm<'_, E>) -> Result<()>
     let span_of = Buffer::from_slice(device, &span_of)?;
     let first_of = Buffer::from_slice(device, &first_of)?;
     let left = Buffer::from_slice(device, &left)?;
-    Launch::new(device, format!("conv_warm_{}", E::NAME), [rows, 2 * key_heads + heads, 1], 128)
-        .read(x)
-        .read(taps)
-        .read(&span_of)
-        .read(&first_of)
-        .read(&left)
-        .write(q)
-        .write(k)
-        .write(v)
-        .int(key_heads)
-        .int(heads)
-        .int(width)
-        .run()
+    Launch::new(
+        device,
+        format!("conv_warm_{}", E::NAME),
+        [rows.div_ceil(ROWS_PER_BLOCK), 2 * key_heads + heads, 1],
+        128,
+    )
+    .read(x)
+    .read(taps)
+    .read(&span_of)
+    .read(&first_of)
+    .read(&left)
+    .write(q)
+    .write(k)
+    .write(v)
+    .int(rows)
+    .int(key_heads)
+    .int(heads)
+    .int(width)
+    .run()
 }
 
 /// The last raw inputs of sequences, oldest first, as one table of addresses: rows may lie in the tails themselves.

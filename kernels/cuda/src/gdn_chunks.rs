@@ -82,7 +82,7 @@ pub fn gdn_chunks(device: &Device, run: GdnChunks<'_>) -> Result<()> {
     // Roles of the blocks: running state and outputs, T, and S of bodies that do not begin at the first
     // token.
     let roles = if sequences.most_before_body > 0 { 3 } else { 2 };
-    launch(device, rows, (sequences, roles), (places, arena), (state, 0), out, scratch)
+    launch(device, rows, (sequences, roles, scratch), (places, arena), (state, 0), out)
 }
 
 /// The rows of one sequence among others: it advances the states that begin at a value of a pool, and records nothing.
@@ -101,17 +101,16 @@ pub(crate) fn gdn_chunks_one<E: Float>(
     let places = &Places::new(device, shape.width, StoredAs::F16, &vec![(None, None); shape.heads])?;
     let mut scratch = ChunkScratch::new(device, shape, sequences)?;
     let arena = &mut Buffer::fresh(device, 0, Fresh::Anything)?;
-    launch(device, rows, (sequences, 1), (places, arena), state, out, &mut scratch)
+    launch(device, rows, (sequences, 1, &mut scratch), (places, arena), state, out)
 }
 
 fn launch<E: Float>(
     device: &Device,
     rows: Rows<'_, E>,
-    (sequences, roles): (&Sequences, usize),
+    (sequences, roles, scratch): (&Sequences, usize, &mut ChunkScratch),
     (places, arena): (&Places, &mut Buffer<u8>),
     (state, state_at): (&mut Buffer<f32>, usize),
     out: &mut Buffer<E>,
-    scratch: &mut ChunkScratch,
 ) -> Result<()> {
     let shape = rows.shape;
     if !has_gdn_chunks(rows.family, shape, device.capability()) || E::NAME != bf16::NAME {

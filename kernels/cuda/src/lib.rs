@@ -9,7 +9,9 @@
 //! without a GPU. The Hopper forms are checked against the portable ones on the device. Which form runs is a
 //! pure function of shape, format and compute capability (`choice.rs`).
 //!
-//! This crate never sees a request, a model or a cache. It starts without a driver: [`Device::cuda`] then
+//! [`CudaDevice`] is the op contract of `hypic-kernels` over all this: what models and the engine see.
+//!
+//! This crate never sees a request, a model's weights by name or a cache. It starts without a driver: [`Device::cuda`] then
 //! says [`Error::NoDevice`].
 //!
 //! Start reading at `recurrence.rs` (prefill, build, decode) and `compose_seam.rs` (a prompt of cached

@@ -195,16 +195,11 @@ impl<T: Element> Buffer<T> {
         match &*self.device.backend {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
-                context.enter()?;
-                // SAFETY: the part lies in the buffer, the vector is as long, and any bytes are values of T; the
-                // stream is waited for before the vector is used.
+                // SAFETY: the part lies in the buffer, the vector is as long, and any bytes are values of T.
                 unsafe {
                     let bytes = std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size);
-                    let stream = context.stream.cu_stream();
-                    cudarc::driver::result::memcpy_dtoh_async(bytes, self.address_of(first), stream)
+                    context.read(self.address_of(first), bytes)?;
                 }
-                .map_err(failed("copy from the device"))?;
-                context.stream.synchronize().map_err(failed("finish the stream"))?;
             }
             #[cfg(feature = "fibers")]
             // SAFETY: the part lies in the buffer, which is host memory, and the vector is as long.

@@ -9,6 +9,14 @@ fn rows(len: usize, width: usize) -> Result<usize> {
     Ok(len / width)
 }
 
+/// Rows up to this wide take a warp each.
+const NARROW: usize = 256;
+
+/// Which kernel norms rows of a width, and how many blocks it takes.
+fn form(rows: usize, width: usize) -> (&'static str, usize) {
+    if width <= NARROW { ("narrow_", rows.div_ceil(4)) } else { ("", rows) }
+}
+
 /// `y = x / rms(x) * (offset + weight)` over rows of `weight.len()`; `offset` is 1 for zero-centred weights,
 /// else 0.
 ///
@@ -24,10 +32,13 @@ pub fn rms_norm<E: Float>(
 ) -> Result<()> {
     let width = weight.len();
     Error::unless(y.len() == x.len(), "y", x.len(), y.len())?;
-    Launch::new(device, format!("rms_norm_{}", E::NAME), [rows(x.len(), width)?, 1, 1], 128)
+    let rows = rows(x.len(), width)?;
+    let (form, blocks) = form(rows, width);
+    Launch::new(device, format!("rms_norm_{form}{}", E::NAME), [blocks, 1, 1], 128)
         .read(x)
         .read(weight)
         .write(y)
+        .int(rows)
         .int(width)
         .float(offset)
         .float(eps)
@@ -48,11 +59,14 @@ pub fn gated_norm<E: Float>(
 ) -> Result<()> {
     let width = weight.len();
     Error::unless(z.len() == x.len() && y.len() == x.len(), "z and y", x.len(), y.len())?;
-    Launch::new(device, format!("gated_norm_{}", E::NAME), [rows(x.len(), width)?, 1, 1], 128)
+    let rows = rows(x.len(), width)?;
+    let (form, blocks) = form(rows, width);
+    Launch::new(device, format!("gated_norm_{form}{}", E::NAME), [blocks, 1, 1], 128)
         .read(x)
         .read(z)
         .read(weight)
         .write(y)
+        .int(rows)
         .int(width)
         .float(eps)
         .run()

@@ -24,11 +24,59 @@ mod cuda {
     }
     include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
+    /// Bytes that land at once.
+    const LANDING: usize = 32 << 20;
+
+    /// Pinned memory, as much as was needed at once so far.
+    #[derive(Default)]
+    struct Landing {
+        bytes: Option<std::ptr::NonNull<u8>>,
+        len: usize,
+    }
+
+    // SAFETY: it is plain memory of the process; a lock lets one thread at a time use it.
+    unsafe impl Send for Landing {}
+
+    impl Landing {
+        fn room(&mut self, len: usize) -> std::result::Result<&mut [u8], DriverError> {
+            if self.len < len {
+                self.free();
+                // SAFETY: no flags, and the memory is zeroed before anybody sees it.
+                let bytes = unsafe { result::malloc_host(len, 0)? };
+                self.bytes = std::ptr::NonNull::new(bytes.cast());
+                if let Some(bytes) = self.bytes {
+                    // SAFETY: as many bytes were just allocated.
+                    unsafe { bytes.as_ptr().write_bytes(0, len) };
+                    self.len = len;
+                }
+            }
+            let bytes = self.bytes.unwrap_or(std::ptr::NonNull::dangling());
+            // SAFETY: it holds `self.len` initialised bytes, and is borrowed with `self`.
+            Ok(unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), len.min(self.len)) })
+        }
+
+        fn free(&mut self) {
+            self.len = 0;
+            if let Some(bytes) = self.bytes.take() {
+                // SAFETY: it was allocated by `malloc_host`, and nobody has it any more. A failure leaks it.
+                let _ = unsafe { result::free_host(bytes.as_ptr().cast()) };
+            }
+        }
+    }
+
+    impl Drop for Landing {
+        fn drop(&mut self) {
+            self.free();
+        }
+    }
+
     // Above this a kernel must ask for its dynamic shared memory.
     const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
     /// One device with one stream and all kernels loaded.
     pub(crate) struct Context {
+        /// Where copies to the host land first. Given back before the context is.
+        landing: Mutex<Landing>,
         pub(crate) stream: Arc<CudaStream>,
         pub(crate) capability: (i32, i32),
         pub(crate) multiprocessors: usize,
@@ -71,8 +119,30 @@ mod cuda {
                 multiprocessors: count as usize,
                 modules,
                 functions: Mutex::default(),
+                landing: Mutex::default(),
                 products: Mutex::default(),
             })
+        }
+
+        /// Copies from the device and waits. By way of pinned memory: the driver's own way to memory that can move is
+        /// ten times slower for logits.
+        ///
+        /// # Safety
+        /// `from` is the address of as many bytes of a buffer of this context.
+        pub(crate) unsafe fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
+            self.enter()?;
+            // A panic while it was held leaves it whole.
+            let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
+            for (i, part) in to.chunks_mut(LANDING).enumerate() {
+                let landed = landing.room(part.len()).map_err(failed("pin memory"))?;
+                let stream = self.stream.cu_stream();
+                // SAFETY: the caller's for `from`; the landing is as long, and nobody reads it before the wait.
+                unsafe { result::memcpy_dtoh_async(landed, from + (i * LANDING) as u64, stream) }
+                    .map_err(failed("copy from the device"))?;
+                self.stream.synchronize().map_err(failed("finish the stream"))?;
+                part.copy_from_slice(landed);
+            }
+            Ok(())
         }
 
         /// Makes this the context of the calling thread, as calls of the driver need it.

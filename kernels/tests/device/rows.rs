@@ -96,7 +96,7 @@ fn rows_go_to_the_experts_that_they_chose() {
     router[..hidden].fill(0.0);
     let gate_up = noise.many(count * 2 * intermediate * hidden);
     let down = noise.many(count * hidden * intermediate);
-    for (rows, top, renormalise, threads) in [(1, 4, true, 1), (7, 1, false, 1), (300, 3, true, 2)] {
+    for (rows, top, renormalise, threads) in [(1, 4, true, 1), (7, 1, false, 1), (300, 5, true, 2)] {
         let device = poisoned(threads);
         let shape = ExpertShape { experts: count, top, intermediate, renormalise };
         let x = noise.many(rows * hidden);

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use hypic_cuda::{CudaDevice, Device};
-use hypic_kernels::op::{Device as _, Export};
+use hypic_domain::tuple::Dtype;
+use hypic_kernels::op::{Device as _, ExpertShape, Experts, Export, HostTensor, NormWeight, OpError};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_models::Loaded;
 use hypic_models::config::Naming;
@@ -74,7 +75,11 @@ impl Bench {
             let memory = Memory { states: &mut self.states, pages: &mut self.pages };
             x = model.layer(&self.device, layer, &plan, memory, x)?;
         }
-        let logits = model.logits(&self.device, &x, last)?;
+        // Without a row of logits only the layers are timed.
+        let logits = match last.is_empty() {
+            true => self.device.wait().map(|()| Vec::new())?,
+            false => model.logits(&self.device, &x, last)?,
+        };
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         if logits.iter().any(|logit| !logit.is_finite()) {
             bail!("a logit is not finite");
@@ -103,6 +108,64 @@ impl Bench {
             *time = begun.elapsed().as_secs_f64() * 1e3;
         }
         Ok([times[1], times[3]])
+    }
+
+    /// Every op of a linear layer by itself, over `rows` rows.
+    fn ops(&mut self, rows: usize, note: &mut impl FnMut(&str, f64)) -> Result<()> {
+        let device = &self.device;
+        let mut random = 1_u32;
+        let mut values = |len: usize, scale: f32| -> Vec<f32> {
+            let mut one = || {
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                scale * ((random >> 8) as f32 / (1 << 23) as f32 - 1.0)
+            };
+            (0..len).map(|_| one()).collect()
+        };
+        let block = values(1 << 22, 0.03);
+        let matrix = |outer: usize, inner: usize| {
+            let bytes: Vec<u8> = block.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect();
+            let bytes: Vec<u8> = bytes.iter().copied().cycle().take(2 * outer * inner).collect();
+            device.weight(&HostTensor {
+                name: "",
+                shape: vec![outer, inner],
+                dtype: Dtype::Bf16,
+                bytes: &bytes,
+            })
+        };
+        let x = device.tensor(&values(rows * 2048, 1.0), 2048)?;
+        let wide = device.tensor(&values(rows * 4096, 1.0), 4096)?;
+        let (raw, out, gates) = (matrix(8192, 2048)?, matrix(2048, 4096)?, matrix(32, 2048)?);
+        let experts = Experts {
+            shape: ExpertShape { experts: 256, top: 8, intermediate: 512, renormalise: true },
+            router: &matrix(256, 2048)?,
+            gate_up: &matrix(256 * 1024, 2048)?,
+            down: &matrix(256 * 2048, 512)?,
+        };
+        let exact = |len: usize| {
+            let bytes = vec![0_u8; 4 * len];
+            device.exact(&HostTensor { name: "", shape: vec![len], dtype: Dtype::F32, bytes: &bytes })
+        };
+        let (hidden, head) = (exact(2048)?, exact(128)?);
+        let mut time = |name: &str, op: &dyn Fn() -> Result<(), OpError>| -> Result<()> {
+            let mut times = Vec::new();
+            for _ in 0..5 {
+                device.wait()?;
+                let begun = Instant::now();
+                op()?;
+                device.wait()?;
+                times.push(begun.elapsed().as_secs_f64() * 1e3);
+            }
+            times.sort_by(f64::total_cmp);
+            note(name, times[2]);
+            Ok(())
+        };
+        time("op_rms_norm", &|| device.rms_norm(&x, &hidden, 2048, NormWeight::ZeroCentred, 1e-6).map(drop))?;
+        time("op_linear_2048_8192", &|| device.linear(&x, &raw).map(drop))?;
+        time("op_linear_4096_2048", &|| device.linear(&wide, &out).map(drop))?;
+        time("op_linear_2048_32", &|| device.linear(&x, &gates).map(drop))?;
+        time("op_gated_norm", &|| device.gated_norm(&wide, &wide, &head, 128, 1e-6).map(drop))?;
+        time("op_swiglu", &|| device.swiglu(&wide).map(drop))?;
+        time("op_experts", &|| device.experts(&x, &experts).map(drop))
     }
 
     fn median(&mut self, repeats: usize, mut one: impl FnMut(&mut Self) -> Result<f64>) -> Result<f64> {
@@ -184,7 +247,7 @@ impl Bench {
     }
 
     /// One token of each of `batch` sequences with [`DECODING`] live tokens.
-    fn decode(&mut self, batch: usize) -> Result<f64> {
+    fn decode(&mut self, batch: usize, logits: bool) -> Result<f64> {
         let each = DECODING / PAGE;
         let run = |number: usize| Run {
             rows: number..number + 1,
@@ -197,7 +260,8 @@ impl Bench {
             ops: vec![RunOp::Rows(number..number + 1)],
             record: None,
         };
-        self.run((0..batch).map(run).collect(), &(0..batch).collect::<Vec<_>>())
+        let last: Vec<usize> = if logits { (0..batch).collect() } else { Vec::new() };
+        self.run((0..batch).map(run).collect(), &last)
     }
 }
 
@@ -228,6 +292,7 @@ fn main() -> Result<()> {
     let [linear, full] = bench.layers(PROMPT)?;
     note("linear_layer_32k", linear);
     note("full_layer_32k", full);
+    bench.ops(PROMPT, &mut note)?;
     let (mut bodies, mut builds) = (Vec::new(), Vec::new());
     for _ in 0..BUILT {
         let (body, ms) = bench.build()?;
@@ -241,7 +306,8 @@ fn main() -> Result<()> {
     let half = bench.median(REPEATS, |b| b.warm(&bodies, SEGMENTS / 2))?;
     note("added_segment", (warm - half) / (SEGMENTS / 2) as f64);
     for batch in [1, 32, MOST] {
-        let ms = bench.median(REPEATS, |b| b.decode(batch))?;
+        note(&format!("decode_b{batch}_layers"), bench.median(REPEATS, |b| b.decode(batch, false))?);
+        let ms = bench.median(REPEATS, |b| b.decode(batch, true))?;
         note(&format!("decode_b{batch}"), ms);
         println!("{:<28} {:>10.0} tokens/s", "", batch as f64 / ms * 1e3);
     }
