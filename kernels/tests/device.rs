@@ -7,8 +7,8 @@ use hypic_domain::model::{FullShape, LinearShape};
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::cpu::CpuDevice;
 
-#[path = "device/fixture.rs"]
-mod fixture;
+#[path = "device/bodies.rs"]
+mod bodies;
 
 type TestDevice = CpuDevice;
 const DTYPE: Dtype = Dtype::F32;

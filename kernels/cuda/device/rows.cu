@@ -18,7 +18,7 @@ REGISTER(narrow_rows)
 // Element-wise: a fixed number of blocks passes over all elements.
 #define EACH(i, count) for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < (count); i += gridDim.x * 128)
 
-#define ROW_KERNELS(E, suffix)                                                                                                            \
+#define ROW_KERNELS(E, suffix)                                                                                                       \
   /* x += y. */                                                                                                                      \
   KERNEL(128, add_rows_##suffix)(E* x, const E* __restrict__ y, uint32_t count) {                                                    \
     EACH(i, count) store(x[i], f32(x[i]) + f32(y[i]));                                                                               \
@@ -26,13 +26,13 @@ REGISTER(narrow_rows)
   REGISTER(add_rows_##suffix)                                                                                                        \
   /* x *= sigmoid(gate), one gate for `each` values. */                                                                              \
   KERNEL(128, sigmoid_gate_##suffix)(E* x, const E* __restrict__ gate, uint32_t count, int each) {                                   \
-    EACH(i, count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i / (uint32_t)each])));                                                            \
+    EACH(i, count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i / (uint32_t)each])));                                                  \
   }                                                                                                                                  \
   REGISTER(sigmoid_gate_##suffix)                                                                                                    \
   /* y [rows, width] = silu(x[.., :width]) * x[.., width:]. */                                                                       \
   KERNEL(128, swiglu_##suffix)(const E* __restrict__ x, E* __restrict__ y, uint32_t count, int width) {                              \
     EACH(i, count) {                                                                                                                 \
-      const size_t from = (size_t)(i / (uint32_t)width) * 2 * width + i % (uint32_t)width;                                                                         \
+      const size_t from = (size_t)(i / (uint32_t)width) * 2 * width + i % (uint32_t)width;                                           \
       store(y[i], silu(f32(x[from])) * f32(x[from + width]));                                                                        \
     }                                                                                                                                \
   }                                                                                                                                  \

@@ -11,11 +11,11 @@
 //!
 //! [`CudaDevice`] is the op contract of `hypic-kernels` over all this: what models and the engine see.
 //!
-//! This crate never sees a request, a model's weights by name or a cache. It starts without a driver: [`Device::cuda`] then
-//! says [`Error::NoDevice`].
+//! This crate never sees a request, a model's weights by name or a cache. It starts without a driver:
+//! [`Device::cuda`] then says [`Error::NoDevice`].
 //!
-//! Start reading at `recurrence.rs` (prefill, build, decode) and `compose_seam.rs` (a prompt of cached
-//! segments); the mathematics is in README.md.
+//! Start reading at `contract.rs` (the device), `recurrence.rs` (prefill, build, decode) and `compose_seam.rs`
+//! (a prompt of cached segments); the mathematics is in README.md.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,8 +1,8 @@
 //! A whole model of the 35B-A3B shape with random weights on one GPU: the figures of DESIGN §8 that need one.
 //!
-//! `model OUT.json [LAYERS]`, layers in fours, 40 for the whole model: cold prefill of 32k tokens, a warm prompt of 64 cached bodies of 504 tokens with seams of 8,
-//! one more body, and decode of 1, 32 and 128 sequences. Launches are eager: no CUDA graphs. Every figure is the median
-//! of its repeats, wall time from the plan to logits on the host.
+//! `model OUT.json [LAYERS]`, layers in fours, 40 for the whole model: cold prefill of 32k tokens, the ops of a layer, a
+//! warm prompt of 64 cached bodies with seams of 8, one more body, and decode of 1, 32 and 128 sequences. Launches are
+//! eager: no CUDA graphs. Figures are medians of wall time from the plan to logits on the host.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

@@ -2,8 +2,8 @@ use hypic_cuda::CudaDevice;
 use hypic_domain::model::{FullShape, LinearShape};
 use hypic_domain::tuple::Dtype;
 
-#[path = "../../../tests/device/fixture.rs"]
-mod fixture;
+#[path = "../../../tests/device/bodies.rs"]
+mod bodies;
 
 type TestDevice = CudaDevice;
 const DTYPE: Dtype = Dtype::Bf16;
