@@ -123,12 +123,6 @@ pub struct Config {
 }
 
 impl Args {
-    /// What of it is about memory.
-    #[cfg(test)]
-    pub(crate) fn into_memory(self) -> Memory {
-        self.memory
-    }
-
     /// Reads the files and checks that they fit together.
     ///
     /// # Errors

@@ -10,8 +10,6 @@ use hypic_kernels::cpu::CpuDevice;
 #[cfg(not(feature = "cuda"))]
 use hypic_kernels::op::OpError;
 
-use crate::args::Memory;
-
 /// A device by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceName {
@@ -54,20 +52,22 @@ pub(crate) enum Opened {
     Cuda(Box<CudaDevice>),
 }
 
-/// Opens the device that the flags name.
+/// Opens a device: the CPU with so many threads (all cores without a number), or a GPU that holds the KV of so many
+/// tokens of cached bodies.
 ///
 /// # Errors
 /// No such device: on this machine, or in this build.
-pub(crate) fn open(memory: &Memory) -> Result<Opened> {
-    match memory.device {
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a pool of bodies"))]
+pub(crate) fn open(name: DeviceName, threads: Option<usize>, body_tokens: usize) -> Result<Opened> {
+    match name {
         DeviceName::Cpu => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            Ok(Opened::Cpu(CpuDevice::new(memory.threads.unwrap_or(cores))?))
+            Ok(Opened::Cpu(CpuDevice::new(threads.unwrap_or(cores))?))
         }
         #[cfg(feature = "cuda")]
         DeviceName::Cuda(number) => {
             let device = hypic_cuda::Device::cuda(number)?;
-            Ok(Opened::Cuda(Box::new(CudaDevice::new(device, memory.body_tokens))))
+            Ok(Opened::Cuda(Box::new(CudaDevice::new(device, body_tokens))))
         }
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda(number) => Err(OpError::NoDevice {
@@ -79,38 +79,26 @@ pub(crate) fn open(memory: &Memory) -> Result<Opened> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::args::Args;
-
-    fn parsed(device: &[&str]) -> Result<Memory, clap::Error> {
-        let base = ["hypic-node-agent", "--id", "a", "--topology", "t", "--model", "m", "--plain"];
-        Args::try_parse_from(base.iter().chain(device)).map(Args::into_memory)
-    }
 
     #[test]
     fn devices_have_names() {
-        for (flags, name) in [
-            (&[][..], DeviceName::Cpu),
-            (&["--device", "cpu"], DeviceName::Cpu),
-            (&["--device", "cuda"], DeviceName::Cuda(0)),
-            (&["--device", "cuda:3"], DeviceName::Cuda(3)),
-        ] {
-            let memory = parsed(flags).unwrap();
-            assert_eq!(memory.device, name);
-            assert_eq!(name.to_string().parse(), Ok(name));
+        for (name, device) in
+            [("cpu", DeviceName::Cpu), ("cuda", DeviceName::Cuda(0)), ("cuda:3", DeviceName::Cuda(3))]
+        {
+            assert_eq!(name.parse(), Ok(device));
+            assert_eq!(device.to_string().parse(), Ok(device));
         }
         for wrong in ["gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0"] {
-            assert!(parsed(&["--device", wrong]).unwrap_err().to_string().contains("--device"), "{wrong}");
+            assert!(wrong.parse::<DeviceName>().is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn a_device_that_is_not_there_is_named_at_once() {
-        assert!(matches!(open(&parsed(&["--threads", "1"]).unwrap()), Ok(Opened::Cpu(_))));
+        assert!(matches!(open(DeviceName::Cpu, Some(1), 0), Ok(Opened::Cpu(_))));
         // No machine has so many GPUs.
-        let Err(error) = open(&parsed(&["--device", "cuda:4096"]).unwrap()) else { panic!("it has") };
+        let Err(error) = open(DeviceName::Cuda(4096), None, 0) else { panic!("it has") };
         assert!(error.to_string().starts_with("no "), "{error}");
         assert!(error.to_string().contains("device"), "{error}");
     }

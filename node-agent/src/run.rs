@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::agent::Agent;
-use crate::args::Config;
+use crate::args::{Config, Memory};
 use crate::device;
 use crate::grpc::agent::AgentService;
 use crate::grpc::fleet::FleetService;
@@ -44,7 +44,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// No such device, a checkpoint that does not load, a listener.
 pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Output = ()>) -> Result<()> {
     // First of all: whoever asked for a device that is not there should hear of it at once.
-    let device = device::open(&config.memory).context("open the device")?;
+    let Memory { device, threads, body_tokens, .. } = config.memory;
+    let device = device::open(device, threads, body_tokens).context("open the device")?;
     let config = Arc::new(config);
     let channels = Arc::new(Channels::new(config.security.clone()));
     let membership = Membership::new(config.id.clone(), incarnation(), channels, config.topology.clone());
