@@ -183,7 +183,7 @@ fn ours(device: &CpuDevice, loaded: &Loaded<CpuDevice>, tokens: usize, args: &Ar
             let memory = Memory { states: &mut states, pages: &mut pool };
             x = loaded.model.layer(device, layer, &plan, memory, x)?;
         }
-        let logits = loaded.model.logits(device, &x, &[rows - 1])?;
+        let logits = loaded.model.all_logits(device, &x, &[rows - 1])?;
         let best = logits.iter().zip(0..).max_by(|a, b| a.0.total_cmp(b.0));
         best.map(|(_, id)| id).context("a model without a vocabulary")
     };

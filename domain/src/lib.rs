@@ -14,6 +14,7 @@ pub mod family;
 pub mod flow;
 pub mod id;
 pub mod key;
+pub mod logits;
 pub mod model;
 pub mod prompt;
 pub mod sampling;

@@ -3,6 +3,7 @@
 //! Invariants: a run's results do not depend on what else is in the step; nothing of a slot's or a page's former
 //! user is ever read; every element of a result is written ([`CpuDevice::poisoned`] makes a miss visible).
 
+use domain::logits::{Logits, Need};
 use domain::model::{LayerSpec, ModelSpec};
 use hypic_domain as domain;
 use pulp::Arch;
@@ -292,8 +293,11 @@ impl Device for CpuDevice {
         Ok(Tensor { values, width: columns })
     }
 
-    fn scores(&self, x: &Tensor, weight: &Weight) -> Result<Vec<f32>, OpError> {
-        Ok(self.linear(x, weight)?.values)
+    fn scores(&self, x: &Tensor, weight: &Weight, needs: &[Need]) -> Result<Vec<Logits>, OpError> {
+        let scores = self.linear(x, weight)?;
+        crate::check::equal("scores", "needs", scores.rows(), needs.len())?;
+        let rows = scores.values.chunks_exact(scores.width.max(1));
+        Ok(rows.zip(needs).map(|(row, need)| Logits::of_row(row, *need)).collect())
     }
 
     fn rms_norm(

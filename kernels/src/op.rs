@@ -3,6 +3,7 @@
 //! Activations are packed rows `[rows, width]`. A device owns their form and precision; host slices are fp32,
 //! row-major. Every op writes every element of its result.
 
+use domain::logits::{Logits, Need};
 use domain::model::{FullShape, LinearShape, ModelSpec};
 use domain::tuple::Dtype;
 use hypic_domain as domain;
@@ -267,8 +268,10 @@ pub trait Device: Send + Sync + 'static {
     fn embed(&self, table: &Self::Weight, ids: &[u32]) -> Result<Self::Tensor, OpError>;
     /// `x W^T`, `[rows, out]`.
     fn linear(&self, x: &Self::Tensor, weight: &Self::Weight) -> Result<Self::Tensor, OpError>;
-    /// `x W^T` on the host, never rounded below fp32: scores to choose tokens by. Waits for the device.
-    fn scores(&self, x: &Self::Tensor, weight: &Self::Weight) -> Result<Vec<f32>, OpError>;
+    /// What `needs` asks of each row of `x W^T`, on the host and never rounded below fp32: scores to choose tokens by.
+    /// Waits for the device.
+    fn scores(&self, x: &Self::Tensor, weight: &Self::Weight, needs: &[Need])
+    -> Result<Vec<Logits>, OpError>;
     /// RMS norm over groups of `width` values: the whole row, or each head.
     fn rms_norm(
         &self,

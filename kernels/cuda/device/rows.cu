@@ -84,11 +84,12 @@ KERNEL(32, choose_experts)(const float* __restrict__ logits, uint32_t* __restric
 REGISTER(choose_experts)
 
 // For each row of logits [rows, width]: the `most` largest, largest first, equal ones by number, with their numbers; and the logarithm of
-// the sum of all exponentials. What a sampler needs: one block of 256 threads per row, and no row leaves the device.
-KERNEL(256, top_logits)(const float* __restrict__ logits, uint32_t* __restrict__ ids, float* __restrict__ values, float* __restrict__ log_sum,
+// the sum of all exponentials, NaN if a logit is not finite. What a sampler needs: one block per row, and no row leaves the device.
+constexpr int TOP_THREADS = 1024;
+KERNEL(TOP_THREADS, top_logits)(const float* __restrict__ logits, uint32_t* __restrict__ ids, float* __restrict__ values, float* __restrict__ log_sum,
                         int width, int most) {
-  SHARED float part[8], best_of[8];
-  SHARED int id_of[8];
+  SHARED float part[TOP_THREADS / 32], best_of[TOP_THREADS / 32];
+  SHARED int id_of[TOP_THREADS / 32];
   const float* const row = logits + (size_t)blockIdx.x * width;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   float last = INFINITY, largest = 0.f;
@@ -96,7 +97,8 @@ KERNEL(256, top_logits)(const float* __restrict__ logits, uint32_t* __restrict__
   for (int n = 0; n < most; ++n) {
     float best = -INFINITY;
     int id = width;
-    for (int i = thread; i < width; i += 256) {
+#pragma unroll 8
+    for (int i = thread; i < width; i += TOP_THREADS) {
       const float x = row[i];
       if ((x < last || (x == last && i > last_id)) && (x > best || (x == best && i < id))) {
         best = x;
@@ -120,7 +122,7 @@ KERNEL(256, top_logits)(const float* __restrict__ logits, uint32_t* __restrict__
     sync();
     best = best_of[0];
     id = id_of[0];
-    for (int w = 1; w < 8; ++w)
+    for (int w = 1; w < TOP_THREADS / 32; ++w)
       if (best_of[w] > best || (best_of[w] == best && id_of[w] < id)) {
         best = best_of[w];
         id = id_of[w];
@@ -135,8 +137,9 @@ KERNEL(256, top_logits)(const float* __restrict__ logits, uint32_t* __restrict__
     last_id = id;
   }
   float sum = 0.f;
-  for (int i = thread; i < width; i += 256) sum += expf(row[i] - largest);
-  sum = block_sum<256>(sum, part);
+#pragma unroll 8
+  for (int i = thread; i < width; i += TOP_THREADS) sum += fabsf(row[i]) < INFINITY ? expf(row[i] - largest) : NAN;
+  sum = block_sum<TOP_THREADS>(sum, part);
   if (thread == 0) log_sum[blockIdx.x] = largest + logf(sum);
 }
 REGISTER(top_logits)

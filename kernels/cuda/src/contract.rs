@@ -8,12 +8,14 @@ mod experts;
 mod full;
 mod linear;
 mod memory;
+mod scores;
 mod tuple;
 
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
 use half::bf16;
+use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::ModelSpec;
 use hypic_kernels::op::{
     self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError,
@@ -190,11 +192,8 @@ impl<E: Float> op::Device for CudaDevice<E> {
         })
     }
 
-    fn scores(&self, x: &Tensor<E>, weight: &Weight<E>) -> Result<Vec<f32>, OpError> {
-        let (values, size) = product_of("scores", x, weight)?;
-        let mut out: Buffer<f32> = self.output(size.rows * size.outer).map_err(failed("scores"))?;
-        crate::product(&self.device, &x.values, values, &mut out, size).map_err(failed("scores"))?;
-        out.read().map_err(failed("scores"))
+    fn scores(&self, x: &Tensor<E>, weight: &Weight<E>, needs: &[Need]) -> Result<Vec<Logits>, OpError> {
+        scores::scores(self, x, weight, needs)
     }
 
     fn rms_norm(

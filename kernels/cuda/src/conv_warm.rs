@@ -1,5 +1,5 @@
 use crate::launch::Launch;
-use crate::memory::Float;
+use crate::memory::{Float, Table};
 use crate::{Buffer, Device, Error, Result, Shape};
 
 /// Taps of the short convolution; a tail is `TAPS - 1` rows.
@@ -85,9 +85,9 @@ pub fn conv_warm<E: Float>(device: &Device, conv: ConvWarm<'_, E>) -> Result<()>
             left.push(row.address(channels)?);
         }
     }
-    let span_of = Buffer::from_slice(device, &span_of)?;
-    let first_of = Buffer::from_slice(device, &first_of)?;
-    let left = Buffer::from_slice(device, &left)?;
+    let span_of = Table::new(device, &span_of)?;
+    let first_of = Table::new(device, &first_of)?;
+    let left = Table::new(device, &left)?;
     Launch::new(
         device,
         format!("conv_warm_{}", E::NAME),
@@ -149,8 +149,8 @@ impl Tails {
             let within = place as usize + size <= tails.len();
             Error::unless(within, "a tail", format!("within {}", tails.len()), place)?;
         }
-        let sources = Buffer::from_slice(device, &self.sources)?;
-        let places = Buffer::from_slice(device, places)?;
+        let sources = Table::new(device, &self.sources)?;
+        let places = Table::new(device, places)?;
         let kernel = format!("write_tails_{}", E::NAME);
         Launch::new(device, kernel, [self.channels.div_ceil(128), count, 1], 128)
             .read(&sources)

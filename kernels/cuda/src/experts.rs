@@ -51,7 +51,7 @@ pub fn route(device: &Device, chosen: Experts, experts: usize, top: usize) -> Re
     let most_jobs = assignments.div_ceil(TILE_ROWS) + experts.min(assignments);
     let table = |len| Buffer::fresh(device, len, Fresh::Anything);
     let mut counts = table(portions * experts)?;
-    let (mut jobs, mut job_count) = (table(3 * most_jobs)?, Buffer::zeros(device, 1)?);
+    let (mut jobs, mut job_count) = (table(3 * most_jobs)?, table(1)?);
     let (mut order, mut place_of) = (table(assignments)?, table(assignments)?);
     Launch::new(device, "count_experts", [portions, 1, 1], 256)
         .read(&chosen)

@@ -1,4 +1,7 @@
 #[cfg(feature = "cuda")]
+use std::sync::atomic::Ordering;
+
+#[cfg(feature = "cuda")]
 use cudarc::driver::CudaGraph;
 #[cfg(feature = "cuda")]
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -26,7 +29,9 @@ impl Graph {
             Backend::Cuda(context) => {
                 let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
                 context.stream.begin_capture(mode).map_err(failed("begin a recording"))?;
+                context.is_recording.store(true, Ordering::Relaxed);
                 let recorded = launches();
+                context.is_recording.store(false, Ordering::Relaxed);
                 let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
                 let graph = context.stream.end_capture(flags).map_err(failed("end a recording"))?;
                 recorded?;

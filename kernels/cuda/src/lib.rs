@@ -46,6 +46,8 @@ mod pack;
 mod product;
 mod programs;
 mod recurrence;
+#[cfg(feature = "cuda")]
+mod reuse;
 mod rotate;
 mod rows;
 #[allow(unsafe_code)]

@@ -74,7 +74,10 @@ pub struct Buffer<T: Element> {
 
 enum Bytes {
     #[cfg(feature = "cuda")]
-    Cuda(cudarc::driver::CudaSlice<u8>),
+    // None while it is dropped.
+    Cuda(Option<cudarc::driver::CudaSlice<u8>>),
+    #[cfg(feature = "cuda")]
+    Table(std::sync::Arc<cudarc::driver::CudaSlice<u8>>),
     // As 16-byte units: vectors of the kernels are at most that wide.
     #[cfg(feature = "fibers")]
     Host(Vec<u128>),
@@ -111,8 +114,8 @@ impl<T: Element> Buffer<T> {
         let bytes = match &*device.backend {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
-                // SAFETY: every bit pattern is a value of T, so memory that nobody wrote holds values too.
-                Bytes::Cuda(unsafe { context.stream.alloc(size) }.map_err(failed("allocate"))?)
+                // Every bit pattern is a value of T, so memory that nobody wrote holds values too.
+                Bytes::Cuda(Some(context.allocate(size)?))
             }
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => {
@@ -151,11 +154,10 @@ impl<T: Element> Buffer<T> {
     /// [`Error::CheckShape`] for another length, [`Error::CallDriver`] when the copy fails.
     pub fn write(&mut self, values: &[T]) -> Result<()> {
         Error::unless(values.len() == self.len, "values written to a buffer", self.len, values.len())?;
-        // SAFETY: the slice's memory is `len * size_of::<T>()` initialised bytes, and T has no padding.
-        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+        let bytes = bytes_of(values);
         match (&*self.device.backend, &mut self.bytes) {
             #[cfg(feature = "cuda")]
-            (Backend::Cuda(context), Bytes::Cuda(slice)) if !bytes.is_empty() => {
+            (Backend::Cuda(context), Bytes::Cuda(Some(slice))) if !bytes.is_empty() => {
                 context.stream.memcpy_htod(bytes, slice).map_err(failed("copy to the device"))
             }
             #[cfg(feature = "fibers")]
@@ -313,14 +315,66 @@ impl<T: Element> Buffer<T> {
     pub(crate) fn address(&self) -> u64 {
         match (&*self.device.backend, &self.bytes) {
             #[cfg(feature = "cuda")]
-            (Backend::Cuda(context), Bytes::Cuda(slice)) => {
+            (Backend::Cuda(context), Bytes::Cuda(Some(slice))) => {
+                use cudarc::driver::DevicePtr;
+                slice.device_ptr(&context.stream).0
+            }
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(context), Bytes::Table(slice)) => {
                 use cudarc::driver::DevicePtr;
                 slice.device_ptr(&context.stream).0
             }
             #[cfg(feature = "fibers")]
             (_, Bytes::Host(units)) => units.as_ptr() as u64,
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(_), Bytes::Cuda(None)) => 0,
             #[cfg(all(feature = "cuda", feature = "fibers"))]
-            (Backend::Fibers(_), Bytes::Cuda(_)) => 0,
+            (Backend::Fibers(_), Bytes::Cuda(_) | Bytes::Table(_)) => 0,
         }
     }
+}
+
+#[cfg(feature = "cuda")]
+impl<T: Element> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if let (Backend::Cuda(context), Bytes::Cuda(slice)) = (&*self.device.backend, &mut self.bytes)
+            && let Some(slice) = slice.take()
+        {
+            context.give_back(slice);
+        }
+    }
+}
+
+/// Values on a device that nobody writes. On a GPU the same values share one small copy, which stays there.
+pub(crate) struct Table<T: Element>(Buffer<T>);
+
+impl<T: Element> Table<T> {
+    /// A copy of `values`.
+    ///
+    /// # Errors
+    /// [`Error::CallDriver`] when the device has no room or the copy fails.
+    pub(crate) fn new(device: &Device, values: &[T]) -> Result<Self> {
+        match &*device.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                let bytes = Bytes::Table(context.table(bytes_of(values))?);
+                Ok(Self(Buffer { device: device.clone(), bytes, len: values.len(), element: PhantomData }))
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => Buffer::from_slice(device, values).map(Self),
+        }
+    }
+}
+
+impl<T: Element> std::ops::Deref for Table<T> {
+    type Target = Buffer<T>;
+
+    fn deref(&self) -> &Buffer<T> {
+        &self.0
+    }
+}
+
+fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
+    // SAFETY: the slice's memory is `len * size_of::<T>()` initialised bytes, and T has no padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
 }

@@ -6,7 +6,7 @@ use half::bf16;
 use crate::choice::{ComposeForm, compose_form};
 use crate::launch::Launch;
 use crate::layout::{NONE, compose_chain_shared};
-use crate::memory::Float;
+use crate::memory::{Float, Table};
 use crate::rows::narrow_rows;
 use crate::{Buffer, Device, Error, Family, Fresh, Result, Rows, Scratch, Shape, StoredAs};
 
@@ -56,10 +56,10 @@ pub(crate) fn stored_for<E: Float>() -> StoredAs {
 
 /// The tables of some requests on the device; their rows follow each other from `first_row` on.
 struct Tables {
-    first_step: Buffer<u32>,
-    first_row: Buffer<u32>,
-    transition_of: Buffer<u64>,
-    state_of: Buffer<u64>,
+    first_step: Table<u32>,
+    first_row: Table<u32>,
+    transition_of: Table<u64>,
+    state_of: Table<u64>,
     steps: usize,
     begin_row: usize,
     end_row: usize,
@@ -95,10 +95,10 @@ impl Tables {
             steps: first_row.len() - 1,
             begin_row,
             end_row: first_row[first_row.len() - 1] as usize,
-            first_step: Buffer::from_slice(device, &first_step)?,
-            first_row: Buffer::from_slice(device, &first_row)?,
-            transition_of: Buffer::from_slice(device, &transition_of)?,
-            state_of: Buffer::from_slice(device, &state_of)?,
+            first_step: Table::new(device, &first_step)?,
+            first_row: Table::new(device, &first_row)?,
+            transition_of: Table::new(device, &transition_of)?,
+            state_of: Table::new(device, &state_of)?,
         })
     }
 }
@@ -165,7 +165,7 @@ fn plain<E: Float>(
         StoredAs::F32 => "exact",
     };
     let slots: Vec<u32> = slots.iter().map(|slot| slot.map_or(NO_SLOT, |slot| slot as u32)).collect();
-    let slots = Buffer::from_slice(device, &slots)?;
+    let slots = Table::new(device, &slots)?;
     let kernel = format!("compose_seam_gdn_{}_{form}", shape.width);
     Launch::new(device, kernel, [shape.heads, shape.width / 32, slots.len()], 128)
         .read(rows.q)

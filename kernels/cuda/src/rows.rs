@@ -1,7 +1,7 @@
 use half::bf16;
 
 use crate::launch::Launch;
-use crate::memory::Float;
+use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Result};
 
 const THREADS: usize = 128;
@@ -134,8 +134,8 @@ pub fn choose_experts(
     renormalise: bool,
 ) -> Result<Experts> {
     let rows = table_rows(logits, experts, most)?;
-    let mut chosen = Buffer::zeros(device, rows * most)?;
-    let mut weights = Buffer::zeros(device, rows * most)?;
+    let mut chosen = Buffer::fresh(device, rows * most, Fresh::Anything)?;
+    let mut weights = Buffer::fresh(device, rows * most, Fresh::Anything)?;
     Launch::new(device, "choose_experts", [rows, 1, 1], 32)
         .read(logits)
         .write(&mut chosen)
@@ -153,7 +153,7 @@ pub struct TopLogits {
     pub ids: Buffer<u32>,
     /// The logits themselves, `[rows, most]`.
     pub values: Buffer<f32>,
-    /// Logarithm of the sum of all exponentials, `[rows]`.
+    /// Logarithm of the sum of all exponentials, `[rows]`; NaN where a logit is not finite.
     pub log_sum: Buffer<f32>,
 }
 
@@ -165,10 +165,10 @@ pub struct TopLogits {
 pub fn top_logits(device: &Device, logits: &Buffer<f32>, width: usize, most: usize) -> Result<TopLogits> {
     let rows = table_rows(logits, width, most)?;
     Error::unless(width <= 1 << 24, "the width of logits", "at most 2^24", width)?;
-    let mut ids = Buffer::zeros(device, rows * most)?;
-    let mut values = Buffer::zeros(device, rows * most)?;
-    let mut log_sum = Buffer::zeros(device, rows)?;
-    Launch::new(device, "top_logits", [rows, 1, 1], 256)
+    let mut ids = Buffer::fresh(device, rows * most, Fresh::Anything)?;
+    let mut values = Buffer::fresh(device, rows * most, Fresh::Anything)?;
+    let mut log_sum = Buffer::fresh(device, rows, Fresh::Anything)?;
+    Launch::new(device, "top_logits", [rows, 1, 1], 1024)
         .read(logits)
         .write(&mut ids)
         .write(&mut values)

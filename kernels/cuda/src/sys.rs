@@ -6,15 +6,17 @@ pub(crate) use cuda::Context;
 #[cfg(feature = "cuda")]
 mod cuda {
     use std::collections::HashMap;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex, PoisonError};
 
     use cudarc::driver::sys::{
         CUdevice_attribute, CUfunction_attribute_enum, CUmemPool_attribute, is_culib_present,
     };
-    use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
+    use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DriverError, result};
     use cudarc::nvrtc::Ptx;
 
     use super::products::{Product, Products};
+    use crate::reuse::{Spare, Tables};
     use crate::{Error, Result};
 
     pub(crate) struct Module {
@@ -82,6 +84,10 @@ mod cuda {
         pub(crate) multiprocessors: usize,
         modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
         functions: Mutex<HashMap<String, CudaFunction>>,
+        spare: Mutex<Spare>,
+        tables: Mutex<Tables>,
+        /// While launches are recorded, memory and tables are of the recording and not of the stream.
+        pub(crate) is_recording: AtomicBool,
         /// None until the first product.
         products: Mutex<Option<Products>>,
     }
@@ -119,9 +125,52 @@ mod cuda {
                 multiprocessors: count as usize,
                 modules,
                 functions: Mutex::default(),
+                spare: Mutex::default(),
+                tables: Mutex::default(),
+                is_recording: AtomicBool::new(false),
                 landing: Mutex::default(),
                 products: Mutex::default(),
             })
+        }
+
+        /// At least `size` bytes of whatever is there.
+        pub(crate) fn allocate(&self, size: usize) -> Result<CudaSlice<u8>> {
+            let size = Spare::rounded(size);
+            if !self.is_recording.load(Ordering::Relaxed) {
+                // A panic while it was held leaves it whole, here and below.
+                let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take(size);
+                if let Some(slice) = spare {
+                    return Ok(slice);
+                }
+            }
+            // SAFETY: any bytes are values of u8, so memory that nobody wrote holds values too.
+            unsafe { self.stream.alloc(size) }.map_err(failed("allocate"))
+        }
+
+        /// Takes memory back, for whoever asks next on this stream.
+        pub(crate) fn give_back(&self, slice: CudaSlice<u8>) {
+            if !self.is_recording.load(Ordering::Relaxed) {
+                let rest = self.spare.lock().unwrap_or_else(PoisonError::into_inner).put(slice);
+                drop(rest);
+            }
+        }
+
+        /// `bytes` on the device, not to be written: the same bytes are uploaded once.
+        pub(crate) fn table(&self, bytes: &[u8]) -> Result<Arc<CudaSlice<u8>>> {
+            let is_kept = !bytes.is_empty() && !self.is_recording.load(Ordering::Relaxed);
+            let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(table) = is_kept.then(|| tables.find(bytes)).flatten() {
+                return Ok(table);
+            }
+            let mut slice = self.allocate(bytes.len().max(1))?;
+            if !bytes.is_empty() {
+                self.stream.memcpy_htod(bytes, &mut slice).map_err(failed("copy to the device"))?;
+            }
+            let table = Arc::new(slice);
+            if is_kept {
+                tables.put(bytes, &table);
+            }
+            Ok(table)
         }
 
         /// Copies from the device and waits. By way of pinned memory: the driver's own way to memory that can move is

@@ -58,5 +58,5 @@ fn prefill<D: Device>(
         let memory = Memory { states: &mut states, pages: &mut pages };
         x = model.layer(device, layer, &plan, memory, x)?;
     }
-    model.logits(device, &x, &(first..rows).collect::<Vec<_>>())
+    model.all_logits(device, &x, &(first..rows).collect::<Vec<_>>())
 }

@@ -1,5 +1,6 @@
 //! What the engine sees of a model.
 
+use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::ModelSpec;
 use hypic_kernels::op::{Device, OpError};
 use hypic_kernels::plan::Plan;
@@ -20,8 +21,14 @@ pub trait Model<D: Device>: Send + Sync {
         memory: Memory<'_, D>,
         x: D::Tensor,
     ) -> Result<D::Tensor, OpError>;
-    /// Logits of the rows at `rows`, `[rows.len(), vocab]`, fp32 on the host.
-    fn logits(&self, device: &D, x: &D::Tensor, rows: &[usize]) -> Result<Vec<f32>, OpError>;
+    /// What is needed of the logits of each row of `rows`, fp32 on the host.
+    fn logits(&self, device: &D, x: &D::Tensor, rows: &[(usize, Need)]) -> Result<Vec<Logits>, OpError>;
+
+    /// All logits of the rows at `rows`, `[rows.len(), vocab]`.
+    fn all_logits(&self, device: &D, x: &D::Tensor, rows: &[usize]) -> Result<Vec<f32>, OpError> {
+        let rows: Vec<_> = rows.iter().map(|row| (*row, Need::All)).collect();
+        Ok(self.logits(device, x, &rows)?.into_iter().filter_map(Logits::into_all).flatten().collect())
+    }
 }
 
 /// The pools that a layer reads and writes.

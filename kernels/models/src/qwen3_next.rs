@@ -1,5 +1,6 @@
 //! Qwen3-Next and Qwen3.5: the two differ in how projections are stored only.
 
+use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_kernels::op::{Device, NormWeight, OpError};
 use hypic_kernels::plan::Plan;
@@ -105,8 +106,9 @@ impl<D: Device> Model<D> for Qwen3Next<D> {
         Ok(x)
     }
 
-    fn logits(&self, device: &D, x: &D::Tensor, rows: &[usize]) -> Result<Vec<f32>, OpError> {
-        let normed = self.normed(device, &device.select(x, rows)?, &self.norm)?;
-        device.scores(&normed, self.head.as_ref().unwrap_or(&self.embedding))
+    fn logits(&self, device: &D, x: &D::Tensor, rows: &[(usize, Need)]) -> Result<Vec<Logits>, OpError> {
+        let (rows, needs): (Vec<_>, Vec<_>) = rows.iter().copied().unzip();
+        let normed = self.normed(device, &device.select(x, &rows)?, &self.norm)?;
+        device.scores(&normed, self.head.as_ref().unwrap_or(&self.embedding), &needs)
     }
 }

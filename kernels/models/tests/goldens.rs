@@ -51,7 +51,7 @@ impl Session {
             let memory = Memory { states: &mut self.states, pages: &mut self.pages };
             x = model.layer(&*self.device, layer, &plan, memory, x).unwrap();
         }
-        model.logits(&*self.device, &x, rows).unwrap()
+        model.all_logits(&*self.device, &x, rows).unwrap()
     }
 }
 

@@ -50,8 +50,22 @@ fn row_ops_equal_the_reference_on_one_and_on_two_threads() {
             let found = device.linear(&tx, &placed).unwrap();
             within(Compared::Linear, &device.to_host(&found).unwrap(), &right);
             // Scores are sums in fp32 whatever the device computes in, and the inputs are exact in every format.
-            let found = device.scores(&tx, &placed).unwrap();
+            let found = device.scores(&tx, &placed, &vec![Need::All; rows]).unwrap();
+            let found: Vec<f32> = found.into_iter().filter_map(Logits::into_all).flatten().collect();
             assert!(error(&found, &right) <= bound(Compared::Linear, Dtype::F32));
+            let needs: Vec<Need> =
+                [Need::Largest(1), Need::All, Need::Largest(9)].into_iter().cycle().take(rows).collect();
+            let part = device.scores(&tx, &placed, &needs).unwrap();
+            assert!(device.scores(&tx, &placed, &needs[1..]).is_err());
+            for ((part, row), need) in part.iter().zip(found.chunks_exact(out)).zip(needs) {
+                let largest = |of: &Logits| match of {
+                    Logits::Largest { largest, log_sum } => (largest.clone(), *log_sum),
+                    Logits::All(row) => (row.iter().map(|x| (0, *x)).collect(), 0.0),
+                };
+                let ((part, sum), (right, right_sum)) = (largest(part), largest(&Logits::of_row(row, need)));
+                assert_eq!(part, right);
+                assert!((sum - right_sum).abs() < 1e-5 * (1.0 + right_sum.abs()), "{sum} for {right_sum}");
+            }
         }
     }
 }

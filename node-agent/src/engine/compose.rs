@@ -59,7 +59,7 @@ impl<D: Device> Core<D> {
                 return Ok(None);
             }
             let end = sequence.take_back(flight.plan.runs.pop());
-            let last: Vec<usize> = end.filter(|_| sequence.computed == sequence.rows()).into_iter().collect();
+            let last: Vec<_> = end.zip(sequence.need()).into_iter().collect();
             let logits = flight.logits(&self.device, &*self.model, &last)?;
             Ok(Some(logits.into_iter().next()))
         });

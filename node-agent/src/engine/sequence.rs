@@ -9,6 +9,7 @@ use hypic_decode::{Limits, Sampler};
 use hypic_domain::flow::{Piece, SegmentReport, TokenEvent};
 use hypic_domain::id::TenantId;
 use hypic_domain::key::{Scope, SegmentKey};
+use hypic_domain::logits::Need;
 use hypic_domain::sampling::{FinishReason, Sampling};
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::Device;
@@ -119,6 +120,16 @@ impl<D: Device> Sequence<D> {
         !self.is_measuring()
             && self.computed < self.prompt.program.rows()
             && !self.prompt.program.bodies.is_empty()
+    }
+
+    /// What the next token needs of the logits of the last row, if that is computed.
+    pub(super) fn need(&self) -> Option<Need> {
+        let others = self.lead.iter().flat_map(|lead| (1..).zip(&lead.others));
+        let others = others.map(|(choice, sampling)| Sampler::new(sampling, choice, &self.drawn).need());
+        // The distance from the full prefill is over all tokens.
+        let gap = self.lead.as_ref().and(self.prompt.reference.as_ref()).map(|_| Need::All);
+        let need = others.chain(gap).fold(self.sampler.need(), Need::max);
+        (self.computed == self.rows()).then_some(need)
     }
 
     /// The next rows, at most `budget`, the first of them row `offset` of the step.

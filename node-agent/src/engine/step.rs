@@ -1,6 +1,7 @@
 //! One step: who takes part, and their packed rows through the model, layer by layer.
 
 use hypic_domain::key::SegmentKey;
+use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::ModelSpec;
 use hypic_kernels::op::{Device, OpError};
 use hypic_kernels::plan::{Plan, Run};
@@ -66,7 +67,7 @@ impl<D: Device> Step<D> {
         Ok(())
     }
 
-    /// Logits of the rows at `rows`, one vector each.
+    /// What is needed of the logits of each row of `rows`.
     ///
     /// # Errors
     /// What the device says.
@@ -74,13 +75,10 @@ impl<D: Device> Step<D> {
         &self,
         device: &D,
         model: &dyn Model<D>,
-        rows: &[usize],
-    ) -> Result<Vec<Vec<f32>>, OpError> {
+        rows: &[(usize, Need)],
+    ) -> Result<Vec<Logits>, OpError> {
         match &self.x {
-            Some(x) if !rows.is_empty() => {
-                let logits = model.logits(device, x, rows)?;
-                Ok(logits.chunks_exact(model.spec().vocab).map(<[f32]>::to_vec).collect())
-            }
+            Some(x) if !rows.is_empty() => model.logits(device, x, rows),
             _ => Ok(Vec::new()),
         }
     }
@@ -205,18 +203,14 @@ impl<D: Device> Core<D> {
         step: &Step<D>,
         shares: &[(Age, usize)],
         ends: &[usize],
-    ) -> Result<Vec<Option<Vec<f32>>>, EngineError> {
-        let is_complete: Vec<bool> = shares
-            .iter()
-            .map(|(age, _)| {
-                self.running.get(age).is_some_and(|sequence| sequence.computed == sequence.rows())
-            })
-            .collect();
-        let rows: Vec<usize> =
-            ends.iter().zip(&is_complete).filter(|(_, complete)| **complete).map(|(end, _)| *end).collect();
+    ) -> Result<Vec<Option<Logits>>, EngineError> {
+        let needs: Vec<Option<Need>> =
+            shares.iter().map(|(age, _)| self.running.get(age).and_then(Sequence::need)).collect();
+        let rows: Vec<(usize, Need)> =
+            ends.iter().zip(&needs).filter_map(|(end, need)| Some((*end, (*need)?))).collect();
         let mut logits =
             step.logits(&self.device, &*self.model, &rows).map_err(EngineError::run_step)?.into_iter();
-        Ok(is_complete.into_iter().map(|complete| complete.then(|| logits.next()).flatten()).collect())
+        Ok(needs.into_iter().map(|need| need.and_then(|_| logits.next())).collect())
     }
 
     /// Everybody in a step that failed ends with its error.

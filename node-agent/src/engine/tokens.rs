@@ -7,6 +7,7 @@ use std::time::Instant;
 use hypic_compose::gap;
 use hypic_decode::{Sampler, check};
 use hypic_domain::flow::{DrawnToken, ReadyState, SegmentOutcome, TokenEvent};
+use hypic_domain::logits::Logits;
 use hypic_domain::sampling::FinishReason;
 use hypic_domain::unit::{Millis, Tokens};
 use hypic_kernels::op::{Device, OpError};
@@ -17,13 +18,13 @@ use super::run::Core;
 use super::sequence::{Lead, Prompt, Sequence};
 
 impl<D: Device> Core<D> {
-    /// A running sequence has computed some rows; `logits` are those of its last one, if it was the last.
-    pub(super) fn computed(&mut self, age: Age, logits: Option<Vec<f32>>) {
+    /// A running sequence has computed some rows; `logits` are what it needs of those of its last one, if it was the last.
+    pub(super) fn computed(&mut self, age: Age, logits: Option<Logits>) {
         self.save_snapshot(age);
         let Some(logits) = logits else { return };
         let Some(mut sequence) = self.running.remove(&age) else { return };
         if sequence.is_measuring() {
-            self.measured(sequence, logits);
+            self.measured(sequence, logits.into_all());
             return;
         }
         if let Some(lead) = sequence.lead.take() {
@@ -39,9 +40,9 @@ impl<D: Device> Core<D> {
     }
 
     /// The full prefill is done: its logits are kept, and the order's own program begins in the same slot.
-    fn measured(&mut self, mut sequence: Sequence<D>, logits: Vec<f32>) {
+    fn measured(&mut self, mut sequence: Sequence<D>, logits: Option<Vec<f32>>) {
         if let Some(lead) = &mut sequence.lead {
-            lead.reference = Some(logits);
+            lead.reference = logits;
             lead.measured = Some(Instant::now());
         }
         sequence.lose_memory();
@@ -80,7 +81,7 @@ impl<D: Device> Core<D> {
 
     /// The other choices begin where the prompt ends, on copies of its state and shared pages. Each draws its
     /// first token now and waits for a slot to go on.
-    fn fork(&mut self, first: &Sequence<D>, lead: Lead, logits: &[f32]) -> Result<(), OpError> {
+    fn fork(&mut self, first: &Sequence<D>, lead: Lead, logits: &Logits) -> Result<(), OpError> {
         let Some(hold) = first.hold.as_ref().filter(|_| !lead.others.is_empty()) else { return Ok(()) };
         let end = Arc::new(hold.save(&self.device, &self.memory)?);
         let mut forks = Vec::new();
@@ -112,7 +113,7 @@ impl<D: Device> Core<D> {
     }
 
     /// Draws a sequence's next token and tells it. False when the choice is complete.
-    fn draw(&mut self, sequence: &mut Sequence<D>, logits: &[f32]) -> bool {
+    fn draw(&mut self, sequence: &mut Sequence<D>, logits: &Logits) -> bool {
         let answered = Tokens(sequence.drawn.len() as u32);
         let limits = sequence.limits();
         if let Some(reason) = check(&sequence.sampling, limits, answered, None) {
@@ -145,7 +146,7 @@ impl<D: Device> Core<D> {
 }
 
 /// What is told when the prompt is computed.
-fn ready<D: Device>(prompt: &Prompt<D>, lead: &Lead, logits: &[f32]) -> ReadyState {
+fn ready<D: Device>(prompt: &Prompt<D>, lead: &Lead, logits: &Logits) -> ReadyState {
     let segments: Vec<_> = lead.reports.iter().flatten().cloned().collect();
     let was_built = |piece: usize| {
         segments
@@ -155,7 +156,10 @@ fn ready<D: Device>(prompt: &Prompt<D>, lead: &Lead, logits: &[f32]) -> ReadySta
     ReadyState {
         counts: prompt.program.counts(lead.exact, |body| was_built(body.piece)),
         stations: stations(lead),
-        gap: lead.reference.as_ref().map(|reference| gap::kl(reference, logits)),
+        gap: match (&lead.reference, logits) {
+            (Some(reference), Logits::All(logits)) => Some(gap::kl(reference, logits)),
+            _ => None,
+        },
         segments,
     }
 }

@@ -77,7 +77,7 @@ impl<'a> Direct<'a> {
             let memory = Memory { states: &mut self.states, pages: &mut self.pages };
             x = model.layer(device, layer, &plan, memory, x).unwrap();
         }
-        model.logits(device, &x, &[rows.len() - 1]).unwrap()
+        model.all_logits(device, &x, &[rows.len() - 1]).unwrap()
     }
 
     pub(crate) fn recording(&self) -> Arc<Mutex<Recording>> {

@@ -10,6 +10,8 @@ pub mod fair;
 pub mod sample;
 pub mod stop;
 
+use hypic_domain::logits::Need;
+
 pub use fair::FairQueue;
 pub use sample::{Draw, Sampler};
 pub use stop::{Limits, check};
@@ -18,15 +20,15 @@ pub use stop::{Limits, check};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The model gave a NaN or an infinity.
-    #[error("the logit of token {id} is not finite")]
-    ReadLogits {
-        /// The first such token.
-        id: usize,
+    #[error("a logit is not finite")]
+    ReadLogits,
+    /// The draw needs more of the row than was landed.
+    #[error("the draw needs {needed:?} of the logits")]
+    FindLogits {
+        /// What [`Sampler::need`] asks.
+        needed: Need,
     },
     /// Bias and masks leave nothing to draw.
-    #[error("no token is left to draw from {vocab}")]
-    DrawToken {
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
+    #[error("no token is left to draw from")]
+    DrawToken,
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use hypic_domain::logits::{Logits, MOST_LARGEST, Need, log_sum};
 use hypic_domain::sampling::Sampling;
 
 use crate::DecodeError;
@@ -49,25 +50,50 @@ impl Sampler {
         *self.counts.entry(id).or_default() += 1;
     }
 
-    /// Draws the answer's next token from `logits`, `[vocab]`.
+    /// The stop ids, while the answer may not end yet.
+    fn masked(&self) -> &[u32] {
+        if self.drawn < self.sampling.min_tokens.0 { &self.sampling.stop_ids } else { &[] }
+    }
+
+    /// What [`Sampler::draw`] needs of the next row of logits. The largest are enough where no bias or penalty can
+    /// lift others, and neither the draw nor a mask under reported probabilities needs other sums.
+    pub fn need(&self) -> Need {
+        let sampling = &self.sampling;
+        let lifts = !sampling.logit_bias.is_empty()
+            || sampling.presence_penalty != 0.0
+            || sampling.frequency_penalty != 0.0;
+        let masked = self.masked().len();
+        let drawn_from = match (sampling.temperature <= 0.0, sampling.top_k as usize) {
+            (true, _) => 1,
+            (false, 0) => return Need::All,
+            (false, most) => most,
+        };
+        let reported = sampling.logprobs.map_or(0, |count| count as usize);
+        let most = drawn_from.max(reported).saturating_add(masked);
+        if lifts || (masked > 0 && sampling.logprobs.is_some()) || most > MOST_LARGEST {
+            return Need::All;
+        }
+        Need::Largest(most)
+    }
+
+    /// Draws the answer's next token from a row of logits, of which at least [`Sampler::need`] is there. What is drawn
+    /// does not depend on how much there is.
     ///
     /// # Errors
-    /// A logit that is no number, or nothing left to draw from.
-    pub fn draw(&mut self, logits: &[f32]) -> Result<Draw, DecodeError> {
-        if let Some(id) = logits.iter().position(|logit| !logit.is_finite()) {
-            return Err(DecodeError::ReadLogits { id });
-        }
-        let logits = self.adjusted(logits);
-        let best = argmax(&logits).ok_or(DecodeError::DrawToken { vocab: logits.len() })?;
-        let chosen = if self.sampling.temperature <= 0.0 { best } else { self.draw_from(&logits) };
-        let id = chosen as u32;
+    /// A logit that is no number, a row with less than is needed, or nothing left to draw from.
+    pub fn draw(&mut self, logits: &Logits) -> Result<Draw, DecodeError> {
+        let places = self.adjusted(logits)?;
+        let values = &places.values;
+        let best = argmax(values).ok_or(DecodeError::DrawToken)?;
+        let chosen = if self.sampling.temperature <= 0.0 { best } else { self.draw_from(values) };
+        let id = places.token(chosen);
         let (logprob, top) = match self.sampling.logprobs {
             None => (None, Vec::new()),
             Some(count) => {
-                let normaliser = log_normaliser(&logits);
-                let logprob = |place: usize| finite(logits[place] - normaliser);
-                let top = ranked(&logits, count as usize);
-                (Some(logprob(chosen)), top.into_iter().map(|at| (at as u32, logprob(at))).collect())
+                let normaliser = places.log_sum.unwrap_or_else(|| log_sum(values.iter().copied()));
+                let logprob = |place: usize| finite(values[place] - normaliser);
+                let top = ranked(values, count as usize);
+                (Some(logprob(chosen)), top.into_iter().map(|at| (places.token(at), logprob(at))).collect())
             }
         };
         self.accept(id);
@@ -75,28 +101,51 @@ impl Sampler {
     }
 
     /// Logits after bias, penalties and the mask of an answer that may not end yet, in f64.
-    fn adjusted(&self, logits: &[f32]) -> Vec<f64> {
+    fn adjusted<'a>(&self, logits: &'a Logits) -> Result<Places<'a>, DecodeError> {
+        // Adding zero makes the two zeros equal.
+        let wide = |logit: f32| f64::from(logit) + 0.0;
+        let row = match (logits, self.need()) {
+            (Logits::All(row), _) => row,
+            (Logits::Largest { largest, log_sum }, Need::Largest(_)) if !log_sum.is_finite() => {
+                // An empty row has no sum either, and is no fault of a logit.
+                return Err(if largest.is_empty() {
+                    DecodeError::DrawToken
+                } else {
+                    DecodeError::ReadLogits
+                });
+            }
+            (Logits::Largest { largest, log_sum }, Need::Largest(_)) => {
+                let masked = self.masked();
+                let value = |(id, logit): &(u32, f32)| {
+                    if masked.contains(id) { f64::NEG_INFINITY } else { wide(*logit) }
+                };
+                let values = largest.iter().map(value).collect();
+                return Ok(Places { values, tokens: Some(largest), log_sum: Some(*log_sum) });
+            }
+            (Logits::Largest { .. }, needed @ Need::All) => return Err(DecodeError::FindLogits { needed }),
+        };
+        if row.iter().any(|logit| !logit.is_finite()) {
+            return Err(DecodeError::ReadLogits);
+        }
         let sampling = &self.sampling;
-        let mut adjusted: Vec<f64> = logits.iter().map(|logit| f64::from(*logit)).collect();
+        let mut values: Vec<f64> = row.iter().map(|logit| wide(*logit)).collect();
         for (id, addend) in &sampling.logit_bias {
-            if let Some(logit) = adjusted.get_mut(*id as usize) {
+            if let Some(logit) = values.get_mut(*id as usize) {
                 *logit += f64::from(*addend);
             }
         }
         for (id, count) in &self.counts {
-            if let Some(logit) = adjusted.get_mut(*id as usize) {
+            if let Some(logit) = values.get_mut(*id as usize) {
                 *logit -= f64::from(sampling.presence_penalty)
                     + f64::from(sampling.frequency_penalty) * f64::from(*count);
             }
         }
-        if self.drawn < sampling.min_tokens.0 {
-            for id in &sampling.stop_ids {
-                if let Some(logit) = adjusted.get_mut(*id as usize) {
-                    *logit = f64::NEG_INFINITY;
-                }
+        for id in self.masked() {
+            if let Some(logit) = values.get_mut(*id as usize) {
+                *logit = f64::NEG_INFINITY;
             }
         }
-        adjusted
+        Ok(Places { values, tokens: None, log_sum: None })
     }
 
     /// Draws by temperature, top-k and top-p. At least one logit is finite.
@@ -138,6 +187,22 @@ impl Sampler {
     }
 }
 
+/// What is drawn from: the row, or its largest.
+struct Places<'a> {
+    /// Logits.
+    values: Vec<f64>,
+    /// Whose they are, if they are not the row.
+    tokens: Option<&'a [(u32, f32)]>,
+    /// `ln Σ exp` of the row, if they are not the row.
+    log_sum: Option<f64>,
+}
+
+impl Places<'_> {
+    fn token(&self, place: usize) -> u32 {
+        self.tokens.and_then(|tokens| tokens.get(place)).map_or(place as u32, |(id, _)| *id)
+    }
+}
+
 fn finite(logprob: f64) -> f32 {
     (logprob as f32).max(IMPOSSIBLE)
 }
@@ -164,12 +229,6 @@ fn ranked(logits: &[f64], count: usize) -> Vec<usize> {
     places.truncate(count);
     places.sort_unstable_by(order);
     places
-}
-
-/// `ln Σ exp(logits)`.
-fn log_normaliser(logits: &[f64]) -> f64 {
-    let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    top + logits.iter().map(|logit| (logit - top).exp()).sum::<f64>().ln()
 }
 
 /// A number in [0, 1) that depends on nothing but its place: the finaliser of splitmix64 (Steele, Lea and

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use hypic_cuda::{CudaDevice, Device};
+use hypic_domain::logits::{Logits, Need};
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{Device as _, ExpertShape, Experts, Export, HostTensor, NormWeight, OpError};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
@@ -62,7 +63,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn run(&mut self, runs: Vec<Run<Gpu>>, last: &[usize]) -> Result<f64> {
+    fn run(&mut self, runs: Vec<Run<Gpu>>, last: &[(usize, Need)]) -> Result<f64> {
         let rows: usize = runs.iter().map(|run| run.rows.len()).sum();
         let vocab = self.loaded.spec.vocab;
         let ids = (0..rows).map(|row| (row * 7919 % vocab) as u32).collect();
@@ -81,7 +82,11 @@ impl Bench {
             false => model.logits(&self.device, &x, last)?,
         };
         let ms = begun.elapsed().as_secs_f64() * 1e3;
-        if logits.iter().any(|logit| !logit.is_finite()) {
+        let is_finite = |logits: &Logits| match logits {
+            Logits::All(row) => row.iter().all(|logit| logit.is_finite()),
+            Logits::Largest { log_sum, .. } => log_sum.is_finite(),
+        };
+        if !logits.iter().all(is_finite) {
             bail!("a logit is not finite");
         }
         Ok(ms)
@@ -186,7 +191,7 @@ impl Bench {
                 bodies: Vec::new(),
             };
             let run = Run { rows: 0..rows, slot: 0, context, ops: vec![RunOp::Rows(0..rows)], record: None };
-            sum += self.run(vec![run], &[rows - 1])?;
+            sum += self.run(vec![run], &[(rows - 1, Need::Largest(1))])?;
         }
         Ok(sum)
     }
@@ -204,7 +209,7 @@ impl Bench {
         let record = Some(Record { recording: Arc::clone(&recording), body: SEAM..SEGMENT });
         let ops = vec![RunOp::Rows(0..SEGMENT)];
         let run = Run { rows: 0..SEGMENT, slot: 0, context: context(), ops, record };
-        let ms = self.run(vec![run], &[SEGMENT - 1])?;
+        let ms = self.run(vec![run], &[(SEGMENT - 1, Need::Largest(1))])?;
         let body = BodyLayers::empty(spec.layers.len());
         let recording = recording.lock().map_err(|_| anyhow::anyhow!("a step died"))?;
         for layer in 0..spec.layers.len() {
@@ -243,11 +248,14 @@ impl Bench {
         let end = (segments * SEGMENT) as u32;
         context.live.extend(end..end + QUERY as u32);
         context.pages = (0..rows.div_ceil(PAGE)).collect();
-        self.run(vec![Run { rows: 0..rows, slot: 0, context, ops, record: None }], &[rows - 1])
+        self.run(
+            vec![Run { rows: 0..rows, slot: 0, context, ops, record: None }],
+            &[(rows - 1, Need::Largest(1))],
+        )
     }
 
-    /// One token of each of `batch` sequences with [`DECODING`] live tokens.
-    fn decode(&mut self, batch: usize, logits: bool) -> Result<f64> {
+    /// One token of each of `batch` sequences with [`DECODING`] live tokens; without a need only the layers.
+    fn decode(&mut self, batch: usize, need: Option<Need>) -> Result<f64> {
         let each = DECODING / PAGE;
         let run = |number: usize| Run {
             rows: number..number + 1,
@@ -260,7 +268,7 @@ impl Bench {
             ops: vec![RunOp::Rows(number..number + 1)],
             record: None,
         };
-        let last: Vec<usize> = if logits { (0..batch).collect() } else { Vec::new() };
+        let last: Vec<_> = need.iter().flat_map(|need| (0..batch).map(|row| (row, *need))).collect();
         self.run((0..batch).map(run).collect(), &last)
     }
 }
@@ -306,10 +314,12 @@ fn main() -> Result<()> {
     let half = bench.median(REPEATS, |b| b.warm(&bodies, SEGMENTS / 2))?;
     note("added_segment", (warm - half) / (SEGMENTS / 2) as f64);
     for batch in [1, 32, MOST] {
-        note(&format!("decode_b{batch}_layers"), bench.median(REPEATS, |b| b.decode(batch, false))?);
-        let ms = bench.median(REPEATS, |b| b.decode(batch, true))?;
-        note(&format!("decode_b{batch}"), ms);
-        println!("{:<28} {:>10.0} tokens/s", "", batch as f64 / ms * 1e3);
+        note(&format!("decode_b{batch}_layers"), bench.median(REPEATS, |b| b.decode(batch, None))?);
+        for (suffix, need) in [("", Need::Largest(1)), ("_top20", Need::Largest(20)), ("_rows", Need::All)] {
+            let ms = bench.median(REPEATS, |b| b.decode(batch, Some(need)))?;
+            note(&format!("decode_b{batch}{suffix}"), ms);
+            println!("{:<28} {:>10.0} tokens/s", "", batch as f64 / ms * 1e3);
+        }
     }
     std::fs::write(&out, format!("{:#}\n", serde_json::Value::Object(figures)))
         .with_context(|| format!("write {out}"))

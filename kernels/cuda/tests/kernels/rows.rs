@@ -53,6 +53,22 @@ fn element_wise_rows_equal_f64_at_odd_sizes() {
     });
 }
 
+#[test]
+fn a_logit_that_is_not_finite_leaves_its_row_without_a_sum() {
+    let mut rng = fresh();
+    let (rows, width) = (4, 1500);
+    let mut logits: Vec<f32> = (0..rows * width).map(|_| normal(&mut rng)).collect();
+    for (row, bad) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
+        logits[row * width + rng.random_range(0..width)] = bad;
+    }
+    on_devices(|device| {
+        let buffer = Buffer::from_slice(device, &logits).unwrap();
+        let sums = top_logits(device, &buffer, width, 1).unwrap().log_sum.read().unwrap();
+        assert!(sums[..3].iter().all(|sum| sum.is_nan()) && sums[3].is_finite(), "{sums:?}");
+        bits(&sums[3..])
+    });
+}
+
 /// The `most` largest of a row, largest first, equal ones by number.
 fn largest(row: &[f32], most: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..row.len() as u32).collect();

@@ -50,7 +50,7 @@ impl<'a, D: Device> Session<'a, D> {
             let memory = Memory { states: &mut self.states, pages: &mut self.pages };
             x = model.layer(self.device, layer, &plan, memory, x).unwrap();
         }
-        let logits = model.logits(self.device, &x, &rows.collect::<Vec<_>>()).unwrap();
+        let logits = model.all_logits(self.device, &x, &rows.collect::<Vec<_>>()).unwrap();
         (logits, plan.runs.remove(0).context)
     }
 

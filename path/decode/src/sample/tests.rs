@@ -5,16 +5,20 @@ use super::*;
 
 const ROW: [f32; 5] = [0.5, 2.0, -1.0, 1.5, 0.0];
 
+fn all(row: &[f32]) -> Logits {
+    Logits::All(row.to_vec())
+}
+
 fn draws(sampling: &Sampling, choice: u32, count: usize) -> Vec<u32> {
     let mut sampler = Sampler::new(sampling, choice, &[]);
-    (0..count).map(|_| sampler.draw(&ROW).unwrap().id).collect()
+    (0..count).map(|_| sampler.draw(&all(&ROW)).unwrap().id).collect()
 }
 
 #[test]
 fn no_temperature_takes_the_likeliest_and_the_first_of_equals() {
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
     assert_eq!(draws(&greedy, 0, 3), [1, 1, 1]);
-    assert_eq!(Sampler::new(&greedy, 0, &[]).draw(&[3.0, 3.0]).unwrap().id, 0);
+    assert_eq!(Sampler::new(&greedy, 0, &[]).draw(&all(&[3.0, 3.0])).unwrap().id, 0);
 }
 
 #[test]
@@ -31,7 +35,7 @@ fn an_answer_goes_on_elsewhere_as_it_would_have_here() {
     let sampling = Sampling { seed: 3, frequency_penalty: 0.7, presence_penalty: 0.2, ..Sampling::default() };
     let whole = draws(&sampling, 2, 30);
     let mut elsewhere = Sampler::new(&sampling, 2, &whole[..11]);
-    let rest: Vec<u32> = (11..30).map(|_| elsewhere.draw(&ROW).unwrap().id).collect();
+    let rest: Vec<u32> = (11..30).map(|_| elsewhere.draw(&all(&ROW)).unwrap().id).collect();
     assert_eq!(rest, whole[11..]);
 }
 
@@ -76,38 +80,100 @@ fn an_answer_does_not_end_before_its_shortest_length() {
         ..Sampling::default()
     };
     let mut sampler = Sampler::new(&sampling, 0, &[]);
-    let first = sampler.draw(&ROW).unwrap();
+    let first = sampler.draw(&all(&ROW)).unwrap();
     assert_eq!((first.id, first.top[4]), (3, (1, IMPOSSIBLE)));
-    assert_eq!(sampler.draw(&ROW).unwrap().id, 3);
-    assert_eq!(sampler.draw(&ROW).unwrap().id, 1);
+    assert_eq!(sampler.draw(&all(&ROW)).unwrap().id, 3);
+    assert_eq!(sampler.draw(&all(&ROW)).unwrap().id, 1);
 }
 
 #[test]
 fn reported_probabilities_are_finite_and_sum_to_one() {
     let logit_bias = vec![(0, -100.0), (2, f32::NEG_INFINITY), (99, 5.0)];
     let sampling = Sampling { logit_bias, logprobs: Some(20), ..Sampling::default() };
-    let draw = Sampler::new(&sampling, 0, &[]).draw(&ROW).unwrap();
+    let draw = Sampler::new(&sampling, 0, &[]).draw(&all(&ROW)).unwrap();
     assert_eq!(draw.top.len(), ROW.len());
     assert!(draw.top.iter().all(|(_, logprob)| logprob.is_finite()));
     assert!(draw.top.is_sorted_by(|a, b| a.1 >= b.1));
     let sum: f32 = draw.top.iter().map(|(_, logprob)| logprob.exp()).sum();
     assert!((sum - 1.0).abs() < 1e-6);
     let none = Sampling { logprobs: Some(0), ..Sampling::default() };
-    let draw = Sampler::new(&none, 0, &[]).draw(&ROW).unwrap();
+    let draw = Sampler::new(&none, 0, &[]).draw(&all(&ROW)).unwrap();
     assert!(draw.logprob.is_some() && draw.top.is_empty());
 }
 
 #[test]
 fn bad_logits_are_an_error_and_not_a_token() {
     let mut sampler = Sampler::new(&Sampling::default(), 0, &[]);
-    assert_eq!(sampler.draw(&[0.0, f32::NAN]), Err(DecodeError::ReadLogits { id: 1 }));
-    assert_eq!(sampler.draw(&[]), Err(DecodeError::DrawToken { vocab: 0 }));
+    assert_eq!(sampler.draw(&all(&[0.0, f32::NAN])), Err(DecodeError::ReadLogits));
+    assert_eq!(sampler.draw(&all(&[])), Err(DecodeError::DrawToken));
     let mut masked =
         Sampler::new(&Sampling { logit_bias: vec![(0, f32::NEG_INFINITY)], ..Sampling::default() }, 0, &[]);
-    assert_eq!(masked.draw(&[0.0]), Err(DecodeError::DrawToken { vocab: 1 }));
+    assert_eq!(masked.draw(&all(&[0.0])), Err(DecodeError::DrawToken));
+}
+
+#[test]
+fn the_whole_row_is_needed_only_where_the_largest_do_not_say_all() {
+    let of = |sampling: Sampling| Sampler::new(&sampling, 0, &[]).need();
+    let greedy = || Sampling { temperature: 0.0, ..Sampling::default() };
+    assert_eq!(of(greedy()), Need::Largest(1));
+    assert_eq!(of(Sampling { logprobs: Some(20), ..greedy() }), Need::Largest(20));
+    assert_eq!(of(Sampling { top_k: 40, top_p: 0.9, ..Sampling::default() }), Need::Largest(40));
+    let unfinished = || Sampling { min_tokens: Tokens(1), stop_ids: vec![1, 2], ..greedy() };
+    assert_eq!(of(unfinished()), Need::Largest(3));
+    assert_eq!(Sampler::new(&unfinished(), 0, &[7]).need(), Need::Largest(1));
+    for whole in [
+        Sampling::default(),
+        Sampling { top_p: 0.9, ..Sampling::default() },
+        Sampling { top_k: MOST_LARGEST as u32 + 1, ..Sampling::default() },
+        Sampling { logit_bias: vec![(3, 1.0)], ..greedy() },
+        Sampling { presence_penalty: 0.1, ..greedy() },
+        Sampling { frequency_penalty: -0.1, ..greedy() },
+        Sampling { logprobs: Some(0), ..unfinished() },
+    ] {
+        assert_eq!(of(whole), Need::All);
+    }
+    let part = Logits::of_row(&ROW, Need::Largest(5));
+    let refused = Sampler::new(&Sampling::default(), 0, &[]).draw(&part);
+    assert_eq!(refused, Err(DecodeError::FindLogits { needed: Need::All }));
+    let mut sampler = Sampler::new(&greedy(), 0, &[]);
+    let bad = Logits::of_row(&[0.0, f32::NAN], Need::Largest(1));
+    assert_eq!(sampler.draw(&bad), Err(DecodeError::ReadLogits));
 }
 
 proptest! {
+    // Few different values, so that there are ties; both zeros.
+    #[test]
+    fn what_is_drawn_does_not_depend_on_how_much_of_the_row_is_there(
+        steps in prop::collection::vec(prop::collection::vec(-6i8..6, 60), 1..6),
+        zero in prop::sample::select(vec![0.0f32, -0.0]),
+        temperature in prop::sample::select(vec![0.0f32, 0.3, 1.0, 2.0]),
+        (top_k, top_p) in (0u32..70, prop::sample::select(vec![0.0f32, 0.5, 0.9, 1.0])),
+        logprobs in prop::option::of(0u32..21),
+        (min_tokens, stop_ids) in (0u32..4, prop::collection::vec(0u32..70, 0..4)),
+        penalty in prop::sample::select(vec![0.0f32, 0.0, 0.7, -0.7]),
+        logit_bias in prop::collection::vec((0u32..70, -3.0f32..3.0), 0..2),
+        seed in any::<u64>(),
+    ) {
+        let min_tokens = Tokens(min_tokens);
+        let (presence_penalty, frequency_penalty) = (penalty, penalty / 2.0);
+        let sampling = Sampling {
+            temperature, top_k, top_p, seed, logit_bias, presence_penalty, frequency_penalty, logprobs, min_tokens,
+            stop_ids, ..Sampling::default()
+        };
+        let (mut whole, mut part) = (Sampler::new(&sampling, 1, &[]), Sampler::new(&sampling, 1, &[]));
+        for step in steps {
+            let row: Vec<f32> =
+                step.iter().map(|&x| if x == 0 { zero } else { f32::from(x) / 4.0 }).chain([-0.0]).collect();
+            let more = match part.need() {
+                Need::Largest(most) => Need::Largest(most + 5),
+                Need::All => Need::All,
+            };
+            let right = whole.draw(&all(&row));
+            prop_assert_eq!(&part.clone().draw(&Logits::of_row(&row, more)), &right);
+            prop_assert_eq!(&part.draw(&Logits::of_row(&row, part.need())), &right);
+        }
+    }
+
     #[test]
     fn every_draw_is_a_token_with_a_probability(
         logits in prop::collection::vec(-50.0f32..50.0, 1..40),
@@ -117,7 +183,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let sampling = Sampling { temperature, top_k, top_p, seed, logprobs: Some(3), ..Sampling::default() };
-        let draw = Sampler::new(&sampling, 0, &[]).draw(&logits).unwrap();
+        let draw = Sampler::new(&sampling, 0, &[]).draw(&all(&logits)).unwrap();
         prop_assert!((draw.id as usize) < logits.len());
         prop_assert!(draw.logprob.unwrap() <= 1e-6);
         let place = logits.iter().filter(|logit| **logit > logits[draw.id as usize]).count();
