@@ -27,28 +27,39 @@ REGISTER(count_experts)
 // counts become the first place of every (portion, expert) in the order of experts. jobs: (expert, first place, places) of tiles of at
 // most TILE_M places; job_count [1] how many there are. One block, at most 1024 experts.
 KERNEL(256, place_experts)(uint32_t* counts, uint32_t* __restrict__ jobs, uint32_t* __restrict__ job_count, int portions, int experts) {
-  SHARED uint32_t total[1024], first_place[1024], first_job[1024];
+  SHARED uint32_t total[1024], places[1024], tiles[1024];
   for (int expert = threadIdx.x; expert < experts; expert += 256) {
     uint32_t sum = 0;
     for (int portion = 0; portion < portions; ++portion) sum += counts[(size_t)portion * experts + expert];
-    total[expert] = sum;
+    total[expert] = places[expert] = sum;
+    tiles[expert] = (sum + TILE_M - 1) / TILE_M;
   }
   sync();
-  if (threadIdx.x == 0) {
-    uint32_t places = 0, tiles = 0;
-    for (int expert = 0; expert < experts; ++expert) {
-      first_place[expert] = places;
-      first_job[expert] = tiles;
-      places += total[expert];
-      tiles += (total[expert] + TILE_M - 1) / TILE_M;
+  // Sums up to and with each expert, in steps that double.
+  for (int step = 1; step < experts; step <<= 1) {
+    uint32_t place[4], tile[4];
+    for (int i = 0; i < 4; ++i) {
+      const int expert = threadIdx.x + 256 * i;
+      const bool adds = expert >= step && expert < experts;
+      place[i] = adds ? places[expert - step] : 0;
+      tile[i] = adds ? tiles[expert - step] : 0;
     }
-    job_count[0] = tiles;
+    sync();
+    for (int i = 0; i < 4; ++i) {
+      const int expert = threadIdx.x + 256 * i;
+      if (expert < experts) {
+        places[expert] += place[i];
+        tiles[expert] += tile[i];
+      }
+    }
+    sync();
   }
-  sync();
+  if (threadIdx.x == 0) job_count[0] = tiles[experts - 1];
   for (int expert = threadIdx.x; expert < experts; expert += 256) {
-    uint32_t place = first_place[expert];
+    uint32_t place = places[expert] - total[expert];
+    const uint32_t first_job = tiles[expert] - (total[expert] + TILE_M - 1) / TILE_M;
     for (uint32_t tile = 0; tile * TILE_M < total[expert]; ++tile) {
-      uint32_t* const job = jobs + 3 * (size_t)(first_job[expert] + tile);
+      uint32_t* const job = jobs + 3 * (size_t)(first_job + tile);
       const uint32_t rest = total[expert] - tile * TILE_M;
       job[0] = expert;
       job[1] = place + tile * TILE_M;
@@ -119,6 +130,7 @@ KERNEL(128, experts_bf16)(const bf16* __restrict__ x, const bf16* __restrict__ w
     sync();  // the tile is there, and everyone is done with the one before
     if (t + STAGES - 1 < tiles) load(t + STAGES - 1);
     copies_commit();
+    if (row0 >= (int)places) continue;  // rows of nobody: in decode few tiles are half full
     const uint8_t* const stage = shared + t % STAGES * STAGE;
 #pragma unroll
     for (int k = 0; k < TILE_K / 16; ++k) {
