@@ -69,9 +69,12 @@ fn step(wanted: &Value, observed: &Observed, names: &Names) -> Option<Step> {
     }
     let live = serde_json::to_value(live).ok()?;
     let stamped = stamped(wanted);
-    let what = difference(&live, wanted).map(|path| format!("{path} differs"));
-    let what =
-        what.or_else(|| difference(&live, &stamped).map(|_| "fields are not asked for any more".into()))?;
+    let digest = |object: &Value| object["metadata"]["annotations"][APPLIED].clone();
+    let what = match difference(&live, wanted) {
+        Some(path) => format!("{path} differs"),
+        None if digest(&live) != digest(&stamped) => "fields are not asked for any more".to_owned(),
+        None => return None,
+    };
     Some(Step { action: Action::Update(stamped), child, why: format!("{kind} {name}: {what}") })
 }
 

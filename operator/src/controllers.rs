@@ -18,6 +18,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
+use crate::fault::chain;
 use crate::model;
 use crate::plan::names::{CLUSTER, MANAGED_BY, MANAGER};
 use crate::pulse::ClusterKey;
@@ -118,12 +119,6 @@ fn back_off<K: Resource<DynamicType = ()>>(
         "a pass failed"
     );
     Action::requeue(wait)
-}
-
-/// An error with its sources on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let sources = std::iter::successors(Some(error), |error| error.source());
-    sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Drives the passes of one kind. An object that is not there any more is forgotten; `gone` is told of it.

@@ -40,9 +40,20 @@ pub fn taken(kind: &str, name: &str) -> Fault {
     Fault { reason: "NameTaken", message, blocks: false }
 }
 
+/// Whether the API server speaks of a quota.
+pub fn is_over_quota(told: &str) -> bool {
+    told.contains("exceeded quota")
+}
+
+/// An error with its sources on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(Some(error), |error| error.source());
+    sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// The API server's own words on a child.
 fn refused(kind: &str, name: &str, message: &str) -> Fault {
-    let reason = if message.contains("exceeded quota") {
+    let reason = if is_over_quota(message) {
         "QuotaExceeded"
     } else if message.contains("immutable") || message.contains("Forbidden: updates to statefulset") {
         "ImmutableField"

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use hypic_wire::channel::Channels;
 use hypic_wire::tls::TlsPem;
 
-use crate::fault::{Fault, of_refusal, taken};
+use crate::fault::{Fault, chain, of_refusal, taken};
 use crate::pki::{Authority, PkiError, is_due, stamp};
 use crate::plan::names::{MANAGER, Names, Whose};
 
@@ -68,10 +68,7 @@ impl SecretsError {
 
 fn unreadable(names: &Names, error: &dyn std::error::Error) -> Fault {
     let ca = names.child("ca");
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let causes: Vec<String> = causes.map(ToString::to_string).collect();
-    let message =
-        format!("Secret {ca}: {}: delete it, and a new CA and certificates are made", causes.join(": "));
+    let message = format!("Secret {ca}: {}: delete it, and a new CA and certificates are made", chain(error));
     Fault { reason: "CertificateUnreadable", message, blocks: true }
 }
 

@@ -4,6 +4,8 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 
+use crate::fault::is_over_quota;
+
 /// One pod's trouble.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
@@ -79,7 +81,7 @@ pub fn of_deployment(deployment: &DynamicObject) -> Option<Trouble> {
 
 /// Pods that the controller of `kind` could not make, in its own words.
 pub fn refused(kind: &str, name: &str, told: &str) -> Trouble {
-    let reason = if told.contains("exceeded quota") { "QuotaExceeded" } else { "PodsRefused" };
+    let reason = if is_over_quota(told) { "QuotaExceeded" } else { "PodsRefused" };
     Trouble { reason, message: format!("{kind} {name}: {told}") }
 }
 
