@@ -4,6 +4,7 @@
 
 pub mod certificates;
 pub mod client;
+pub mod demo;
 pub mod fleet;
 pub mod kubectl;
 pub mod pass;

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use hypic_domain::flow::Mode;
+use hypic_e2e::demo::DemoFiles;
 use hypic_e2e::fleet::{Fleet, FleetOptions, key_of, tiny};
 use hypic_e2e::pass::{MAX_TOKENS, run_mode};
 use hypic_e2e::questions::{self, Question};
@@ -25,18 +26,8 @@ const GROWTH_MIB: f64 = 32.0;
 /// Compares a GPU with the CPU, through a whole fleet.
 #[derive(Parser)]
 struct Args {
-    /// Folder with the binaries of router and agent.
-    #[arg(long)]
-    binaries: PathBuf,
-    /// Folder for the fleets' files and logs.
-    #[arg(long)]
-    dir: PathBuf,
-    /// Folder of the checkpoint.
-    #[arg(long)]
-    model: PathBuf,
-    /// Question file.
-    #[arg(long)]
-    eval: PathBuf,
+    #[command(flatten)]
+    files: DemoFiles,
     /// Device of the second fleet.
     #[arg(long, default_value = "cuda")]
     device: String,
@@ -58,7 +49,7 @@ struct Row {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let all = questions::read(&args.eval)?;
+    let all = questions::read(&args.files.eval)?;
     let asked = questions::evenly(&all, args.questions);
     let mut rows = Vec::new();
     for device in ["cpu", args.device.as_str()] {
@@ -78,9 +69,9 @@ fn main() -> Result<()> {
 
 /// One combine agent and one scatter worker, with tiers so small that they are full soon.
 fn start(args: &Args, device: &str) -> Result<Fleet> {
-    let path = args.model.canonicalize().with_context(|| format!("no model at {}", args.model.display()))?;
-    let dir = args.dir.join(device.replace(':', "-"));
-    let mut options = FleetOptions::demo(&dir, &args.binaries, tiny(&path));
+    let files = &args.files;
+    let dir = files.dir.join(device.replace(':', "-"));
+    let mut options = FleetOptions::demo(&dir, &files.binaries, tiny(&files.model()?));
     (options.combine, options.scatter) = (1, 1);
     let flags = ["--device", device, "--device-bytes=67108864", "--host-bytes=67108864", "--disk-bytes=0"];
     options.agent_flags = flags.map(str::to_owned).to_vec();

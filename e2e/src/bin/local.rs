@@ -2,7 +2,7 @@
 //! `cargo xtask up --local` builds everything and runs this.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -10,6 +10,7 @@ use clap::Parser;
 use hypic_domain::flow::Mode;
 use hypic_domain::id::ModelId;
 use hypic_domain::serving::ModelFile;
+use hypic_e2e::demo::DemoFiles;
 use hypic_e2e::fleet::{Fleet, FleetOptions, key_of, tiny};
 use hypic_e2e::questions;
 use hypic_e2e::show::Shown;
@@ -17,18 +18,8 @@ use hypic_e2e::show::Shown;
 /// Starts a fleet on this machine and asks it the demo's questions in every mode.
 #[derive(Parser)]
 struct Args {
-    /// Folder with the binaries of router and agent.
-    #[arg(long)]
-    binaries: PathBuf,
-    /// Folder for the fleet's files and logs.
-    #[arg(long)]
-    dir: PathBuf,
-    /// Folder of the checkpoint.
-    #[arg(long)]
-    model: PathBuf,
-    /// Question file.
-    #[arg(long)]
-    eval: PathBuf,
+    #[command(flatten)]
+    files: DemoFiles,
     /// Write the results as JSON.
     #[arg(long)]
     report: Option<PathBuf>,
@@ -48,14 +39,14 @@ fn main() -> Result<()> {
     let start = Instant::now();
     let step = |text: &str| println!("[{:6.1} s] {text}", start.elapsed().as_secs_f64());
 
-    let model = model_file(&args)?;
+    let model = model_file(&args.files.model()?);
     step(&format!("starting a router, 3 combine agents and 2 scatter workers of {}", model.name));
-    let mut fleet = Fleet::start(FleetOptions::demo(&args.dir, &args.binaries, model.clone()))?;
+    let mut fleet = Fleet::start(FleetOptions::demo(&args.files.dir, &args.files.binaries, model.clone()))?;
     fleet.wait_ready(Duration::from_secs(120))?;
     step(&format!("ready at http://{}", fleet.address()));
 
     if !args.no_eval {
-        let all = questions::read(&args.eval)?;
+        let all = questions::read(&args.files.eval)?;
         let client = |key: &str| fleet.client(key);
         let shown = Shown { model: model.name.as_str(), client: &client, step: &step };
         let report = shown.ask(&all, args.questions)?;
@@ -68,19 +59,18 @@ fn main() -> Result<()> {
     if args.keep {
         let pids = fleet.pids();
         let lines: Vec<String> = pids.values().map(u32::to_string).collect();
-        fs::write(args.dir.join("pids"), lines.join("\n") + "\n").context("write the process ids")?;
+        fs::write(args.files.dir.join("pids"), lines.join("\n") + "\n").context("write the process ids")?;
         fleet.keep();
     }
     Ok(())
 }
 
-fn model_file(args: &Args) -> Result<ModelFile> {
-    let path = args.model.canonicalize().with_context(|| format!("no model at {}", args.model.display()))?;
-    let mut file = tiny(&path);
+fn model_file(path: &Path) -> ModelFile {
+    let mut file = tiny(path);
     if let Some(name) = path.file_name() {
         file.name = ModelId(name.to_string_lossy().into_owned());
     }
-    Ok(file)
+    file
 }
 
 fn explain(fleet: &Fleet, model: &ModelFile, keep: bool) {
