@@ -10,5 +10,6 @@ pub mod check;
 pub mod cpu;
 pub mod op;
 pub mod plan;
+pub mod random;
 pub mod reference;
 pub mod tolerance;

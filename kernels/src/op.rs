@@ -9,6 +9,7 @@ use domain::tuple::Dtype;
 use hypic_domain as domain;
 
 use crate::plan::{Context, Plan};
+use crate::random::RandomMatrix;
 
 /// Why an op could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -214,6 +215,12 @@ pub trait Device: Send + Sync + 'static {
 
     /// Takes over a matrix of products or a table of embeddings; any stored dtype becomes the compute dtype.
     fn weight(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;
+    /// Makes a random matrix of products or table of embeddings. By default its values are made on the host.
+    fn random(&self, matrix: &RandomMatrix) -> Result<Self::Weight, OpError> {
+        let bytes: Vec<u8> = matrix.values().flat_map(f32::to_le_bytes).collect();
+        let shape = matrix.shape.to_vec();
+        self.weight(&HostTensor { name: "random", shape, dtype: Dtype::F32, bytes: &bytes })
+    }
     /// Takes over what stays fp32 on every device: norms, gates, taps, tables of angles.
     fn exact(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;
     /// Bytes that a weight takes on the device.

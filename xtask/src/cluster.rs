@@ -19,7 +19,7 @@ mod tools;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
-pub(crate) use image::{Archive, TAG};
+pub(crate) use image::{Archive, Binaries, TAG};
 pub(crate) use lab::Lab;
 pub(crate) use machine::check as check_machine;
 pub(crate) use target::{Target, TargetArgs};
@@ -53,12 +53,15 @@ enum Command {
     },
     /// Build the hypic image and bring it to the nodes.
     Images {
-        /// Tag of the image.
-        #[arg(long, default_value = image::TAG)]
-        tag: String,
+        /// Tag of the image, in the place of the version (with '-cuda' behind it).
+        #[arg(long)]
+        tag: Option<String>,
         /// Take the binaries as they were built last.
         #[arg(long)]
         no_build: bool,
+        /// With an agent that computes on NVIDIA GPUs too, and the library it needs (540 MB more).
+        #[arg(long, conflicts_with = "no_build")]
+        cuda: bool,
     },
     /// Cut a node of the lab off the network, or bring it back.
     Link {
@@ -96,7 +99,14 @@ pub(crate) fn cluster(args: &ClusterArgs) -> Result<()> {
         Command::Down => target.down(),
         Command::Status => lab_of(&target)?.status(),
         Command::Run { command } => target.run(command),
-        Command::Images { tag, no_build } => target.images(tag, !no_build).map(drop),
+        Command::Images { tag, no_build, cuda } => {
+            let binaries = match (no_build, cuda) {
+                (true, _) => Binaries::AsBuilt,
+                (_, true) => Binaries::Cuda,
+                _ => Binaries::Cpu,
+            };
+            target.images(tag.as_deref().unwrap_or(binaries.tag()), binaries).map(drop)
+        }
         Command::Link { node, state } => {
             let state = match state {
                 LinkState::Up => "up",

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::cluster::{Lab, TAG, Target, check_machine};
+use crate::cluster::{Binaries, Lab, TAG, Target, check_machine};
 use crate::install::install;
 use crate::shell::{root, run, step};
 
@@ -37,7 +37,7 @@ pub(crate) fn cluster_tests() -> Result<()> {
 fn in_lab(target: &Target, tests: &str) -> Result<()> {
     target.up(NODES)?;
     // The step before has built every binary.
-    let image = target.images(TAG, false)?;
+    let image = target.images(TAG, Binaries::AsBuilt)?;
     install(target, &image)?;
     let words = [tests, "--test-threads", AT_ONCE].map(str::to_owned);
     let failed = step("cluster tests", || told(&mut target.command(&words)?))?;

@@ -11,6 +11,7 @@
 #include "norm.cu"
 #include "pack.cu"
 #include "product.cu"
+#include "random.cu"
 #include "rotate.cu"
 #include "rows.cu"
 #include "fiber_check.hpp"

@@ -21,6 +21,7 @@ use hypic_kernels::op::{
     self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError,
 };
 use hypic_kernels::plan::Plan;
+use hypic_kernels::random::RandomMatrix;
 
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, ProductSize};
@@ -100,6 +101,15 @@ impl<E: Float> op::Device for CudaDevice<E> {
 
     fn weight(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {
         Weight::from_host(host, |values: &[E]| Buffer::from_slice(&self.device, values).map(Values::Compute))
+    }
+
+    fn random(&self, matrix: &RandomMatrix) -> Result<Weight<E>, OpError> {
+        let make = || {
+            let mut values = self.output(matrix.shape[0] * matrix.shape[1])?;
+            crate::random_values(&self.device, matrix, &mut values)?;
+            Ok(Weight::matrix_of(values, matrix.shape))
+        };
+        make().map_err(failed("random"))
     }
 
     fn exact(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {

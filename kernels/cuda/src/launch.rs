@@ -69,6 +69,11 @@ impl<'a> Launch<'a> {
         self
     }
 
+    pub(crate) fn long(mut self, value: u64) -> Self {
+        self.arguments.push(value);
+        self
+    }
+
     pub(crate) fn float(mut self, value: f32) -> Self {
         self.arguments.push(u64::from(value.to_bits()));
         self

@@ -45,6 +45,7 @@ mod norm;
 mod pack;
 mod product;
 mod programs;
+mod random;
 mod recurrence;
 #[cfg(feature = "cuda")]
 mod reuse;
@@ -71,6 +72,7 @@ pub use memory::{Buffer, Element, Float, Fresh};
 pub use norm::{gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 pub use product::{ProductSize, product, product_plain};
+pub use random::random_values;
 pub use recurrence::{Recurrence, Summaries, recurrence, recurrence_chunks};
 pub use rotate::state_rotate;
 pub use rows::{Experts, TopLogits, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu, top_logits};

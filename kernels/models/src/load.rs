@@ -7,6 +7,7 @@ use hypic_domain::id::ModelId;
 use hypic_domain::model::ModelSpec;
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{Device, HostTensor, OpError};
+use hypic_kernels::random::RandomMatrix;
 use serde_json::Value;
 
 use crate::config::Config;
@@ -44,6 +45,11 @@ pub(crate) trait Tensors {
     fn has(&self, name: &str) -> bool;
     /// A tensor of that shape.
     fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError>;
+    /// What the tensor is, as the matrix of its last axis, if its values are random: then nothing need be read.
+    fn random(&mut self, name: &str, shape: &[usize]) -> Option<RandomMatrix> {
+        let _ = (name, shape);
+        None
+    }
     /// Digest of all that was read.
     fn digest(&self) -> [u8; 32];
 }
@@ -91,14 +97,16 @@ impl<D: Device> Weights<'_, D> {
         self.tensors.has(&format!("{}.{name}", self.prefix))
     }
 
-    /// A tensor that has no prefix.
-    pub(crate) fn read_root(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
-        self.tensors.read(name, shape)
-    }
-
-    /// A matrix of products or a table of embeddings.
+    /// A matrix of products or a table of embeddings that was read.
     pub(crate) fn place(&self, stored: &Stored) -> Result<D::Weight, LoadError> {
         self.hand_over(stored, D::weight)
+    }
+
+    /// Counts what the device has taken.
+    fn placed(&self, name: &str, taken: Result<D::Weight, OpError>) -> Result<D::Weight, LoadError> {
+        let weight = taken.map_err(|source| LoadError::PlaceWeight { name: name.to_owned(), source })?;
+        self.bytes.set(self.bytes.get() + self.device.bytes(&weight));
+        Ok(weight)
     }
 
     fn hand_over(
@@ -112,10 +120,7 @@ impl<D: Device> Weights<'_, D> {
             dtype: stored.dtype,
             bytes: &stored.bytes,
         };
-        let placed = take(self.device, &host)
-            .map_err(|source| LoadError::PlaceWeight { name: stored.name.clone(), source })?;
-        self.bytes.set(self.bytes.get() + self.device.bytes(&placed));
-        Ok(placed)
+        self.placed(&stored.name, take(self.device, &host))
     }
 
     /// Reads and places what stays fp32: norms, gates, taps.
@@ -124,10 +129,20 @@ impl<D: Device> Weights<'_, D> {
         self.hand_over(&stored, D::exact)
     }
 
-    /// Reads and places.
+    /// Places a matrix, or a stack of them as one.
     pub(crate) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
-        let stored = self.read(name, shape)?;
-        self.place(&stored)
+        self.root_weight(&format!("{}.{name}", self.prefix), shape)
+    }
+
+    /// Places a matrix that has no prefix.
+    pub(crate) fn root_weight(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
+        match self.tensors.random(name, shape) {
+            Some(matrix) => self.placed(name, self.device.random(&matrix)),
+            None => {
+                let stored = self.tensors.read(name, shape)?;
+                self.place(&stored.into_matrix())
+            }
+        }
     }
 
     /// A computed matrix, which stays fp32.

@@ -58,12 +58,7 @@ impl<D: Device> Qwen3Next<D> {
             });
         }
         let norm = weights.exact("norm.weight", &[spec.hidden])?;
-        let head = if config.tied {
-            None
-        } else {
-            let stored = weights.read_root("lm_head.weight", &table)?;
-            Some(weights.place(&stored)?)
-        };
+        let head = if config.tied { None } else { Some(weights.root_weight("lm_head.weight", &table)?) };
         let rope = weights.table("rope", &config.rope.table(spec.context.0 as usize), config.rope.rotary)?;
         Ok(Self { spec, eps: config.eps, embedding, rope, layers, norm, head })
     }

@@ -117,8 +117,8 @@ pub fn write_with_tokenizer(dir: &Path, spec: &RandomSpec, tokenizer: &Path) -> 
     Ok(())
 }
 
-/// A random model straight onto a device, without a checkpoint: for sizes that no drive should see. Matrices repeat a
-/// block of values.
+/// A random model straight onto a device, without a checkpoint: for sizes that no drive should see. The device makes
+/// its matrices where they lie, as far as it stores them as they are named.
 ///
 /// # Errors
 /// Those of the device.
@@ -305,13 +305,18 @@ impl Draw {
         self.tensors.push((name.to_owned(), shape.to_vec(), bytes));
     }
 
-    /// In (0, 1), by SplitMix64.
-    fn uniform(&mut self) -> f64 {
+    /// SplitMix64.
+    fn next(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64 + f64::EPSILON / 4.0
+        z ^ (z >> 31)
+    }
+
+    /// In (0, 1).
+    fn uniform(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64 + f64::EPSILON / 4.0
     }
 
     /// By Box and Muller.

@@ -96,13 +96,18 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
 
 /// Runs a command whose output only matters when it fails.
 pub(crate) fn quietly(command: &mut Command) -> Result<()> {
+    told(command).map(drop)
+}
+
+/// Runs a command for what it prints.
+pub(crate) fn told(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}");
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("start {shown}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{shown} ended with {}: {}", output.status, said.trim());
     }
-    Ok(())
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 fn pid_file(lab: &Lab, name: &str) -> PathBuf {

@@ -7,9 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::cache::{cached, digest, folder};
-use super::daemon::quietly;
+use super::daemon::{quietly, told};
 use super::go;
-use crate::shell::{binary_path, build_binaries, root};
+use crate::shell::{binary_path, build_binaries, root, run};
 
 /// The hypic image's tag unless another is asked for.
 pub(crate) const TAG: &str = "0.1.0";
@@ -17,6 +17,8 @@ pub(crate) const TAG: &str = "0.1.0";
 const REPOSITORY: &str = "hypic.dev/hypic";
 /// The binaries that are in it.
 const BINARIES: [&str; 3] = ["hypic-router", "hypic-node-agent", "hypic-operator"];
+/// Where the library of products lies in an image for GPUs; elsewhere no loader looks for it.
+const LIBRARIES: &str = "/usr/local/lib/hypic";
 /// Who the containers run as.
 const USER: &str = "65532:65532";
 
@@ -48,12 +50,40 @@ pub(crate) fn cluster() -> Result<Vec<Archive>> {
     ])
 }
 
-/// Router, agent and operator with the demo's model; `prefix` is a registry's host and path, `build` runs cargo
-/// first.
-pub(crate) fn hypic(prefix: Option<&str>, tag: &str, build: bool) -> Result<Archive> {
-    if build {
-        build_binaries()?;
+/// The binaries of an image.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Binaries {
+    /// As the demo or the tests have built them before.
+    AsBuilt,
+    /// Built now; the agent computes on CPUs.
+    Cpu,
+    /// Built now; the agent computes on GPUs too, with cublasLt beside it.
+    Cuda,
+}
+
+impl Binaries {
+    /// The image's tag unless another is asked for.
+    pub(crate) fn tag(self) -> &'static str {
+        if self == Self::Cuda { "0.1.0-cuda" } else { TAG }
     }
+
+    fn build(self) -> Result<()> {
+        match self {
+            Self::AsBuilt => Ok(()),
+            Self::Cpu => build_binaries(),
+            Self::Cuda => {
+                let home = told(&mut Command::new(root().join("kernels/cuda/toolchain.sh")))?;
+                let words =
+                    ["build", "--locked", "--workspace", "--bins", "--features", "hypic-node-agent/cuda"];
+                run(Command::new("cargo").args(words).current_dir(root()).env("CUDA_HOME", home))
+            }
+        }
+    }
+}
+
+/// Router, agent and operator with the demo's model; `prefix` is a registry's host and path.
+pub(crate) fn hypic(prefix: Option<&str>, tag: &str, binaries: Binaries) -> Result<Archive> {
+    binaries.build()?;
     let mut files = vec![(root().join("e2e/models/hypic-tiny"), "/models/hypic-tiny".to_owned())];
     let mut libraries = Vec::new();
     for name in BINARIES {
@@ -70,10 +100,19 @@ pub(crate) fn hypic(prefix: Option<&str>, tag: &str, build: bool) -> Result<Arch
     }
     let user = format!("--user={USER}");
     let mut flags = vec![user.as_str(), "--dir=tmp"];
+    let search = format!("--env=LD_LIBRARY_PATH={LIBRARIES}");
+    if binaries == Binaries::Cuda {
+        let library = PathBuf::from(told(&mut Command::new(root().join("kernels/cuda/library.sh")))?);
+        libraries.push(format!("--libs={}", library.display()));
+        files.push((library, format!("{LIBRARIES}/libcublasLt.so.13")));
+        // What the runtime of NVIDIA puts into the container: the driver, and nvidia-smi.
+        flags.extend([search.as_str(), "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"]);
+    }
     flags.extend(libraries.iter().map(String::as_str));
     let repository = prefix.map_or_else(|| REPOSITORY.to_owned(), |prefix| format!("{prefix}/hypic"));
     let files: Vec<_> = files.iter().map(|(source, target)| (source.clone(), target.as_str())).collect();
-    make("hypic", &format!("{repository}:{tag}"), &flags, &files)
+    let name = if binaries == Binaries::Cuda { "hypic-cuda" } else { "hypic" };
+    make(name, &format!("{repository}:{tag}"), &flags, &files)
 }
 
 fn make(name: &str, reference: &str, flags: &[&str], files: &[(PathBuf, &str)]) -> Result<Archive> {

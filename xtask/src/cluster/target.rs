@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::cache::folder;
 use super::daemon::succeeds;
-use super::image::{self, Archive};
+use super::image::{self, Archive, Binaries};
 use super::lab::Lab;
 use super::{go, registry, tools};
 use crate::shell::{on_path, run, step};
@@ -166,8 +166,8 @@ impl Target {
         Err(self.command(words)?.exec()).context("start the command")
     }
 
-    /// Makes the hypic image and brings it to where the nodes find it. `build` runs cargo first.
-    pub(crate) fn images(&self, tag: &str, build: bool) -> Result<Archive> {
+    /// Makes the hypic image and brings it to where the nodes find it.
+    pub(crate) fn images(&self, tag: &str, binaries: Binaries) -> Result<Archive> {
         let prefix = match self {
             Self::Lab(lab) => {
                 lab.need_running()?;
@@ -178,7 +178,7 @@ impl Target {
             }
             Self::Current { registry } | Self::Kind { registry } => registry.as_deref(),
         };
-        let image = step("make the hypic image", || image::hypic(prefix, tag, build))?;
+        let image = step("make the hypic image", || image::hypic(prefix, tag, binaries))?;
         step("bring it to the nodes", || self.deliver(&image))?;
         Ok(image)
     }
@@ -232,7 +232,8 @@ mod tests {
 
     #[test]
     fn somebody_elses_cluster_needs_a_registry_for_images() {
-        let fault = target(Which::Current, None).unwrap().images("1", false).err().unwrap().to_string();
+        let fault =
+            target(Which::Current, None).unwrap().images("1", Binaries::AsBuilt).err().unwrap().to_string();
         assert!(fault.starts_with("--registry:"), "{fault}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use super::UpArgs;
-use crate::cluster::{TAG, Target};
+use crate::cluster::{Binaries, TAG, Target};
 use crate::install::{self, install};
 use crate::shell::{binary_path, build_binaries, root, run, step};
 
@@ -25,7 +25,7 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
         step("build router, agent, operator and demo", build_binaries)?;
     }
     target.up(NODES)?;
-    let image = target.images(TAG, false)?;
+    let image = target.images(TAG, Binaries::AsBuilt)?;
     install(&target, &image)?;
     let kind =
         if warm { "warm: Kubernetes had been built before" } else { "cold: Kubernetes was built first" };

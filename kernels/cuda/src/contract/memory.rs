@@ -62,6 +62,11 @@ impl<E: Float> Weight<E> {
         Ok(Self { values: place(&values).map_err(failed("weight"))?, shape: host.shape.clone() })
     }
 
+    /// Values `[out, in]` that lie on the device.
+    pub(super) fn matrix_of(values: Buffer<E>, shape: [usize; 2]) -> Self {
+        Self { values: Values::Compute(values), shape: shape.to_vec() }
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         let count: usize = self.shape.iter().product();
         let size = match self.values {

@@ -228,6 +228,7 @@ fn ranges_of_one_row_add_up() {
     Step::random(&mut fresh(), shape(4, 1, 128, 32), &[decode, early], 0).check(Some(64));
 }
 
+#[cfg(feature = "fibers")]
 #[test]
 fn a_row_that_is_no_token_and_tokens_out_of_order_are_refused() {
     let device = Device::fibers(hypic_cuda::Order::Forward);

@@ -11,6 +11,7 @@ mod conv_warm;
 mod gdn_chunks;
 mod norm;
 mod pack;
+mod random;
 mod recurrence;
 mod rotate;
 mod rows;

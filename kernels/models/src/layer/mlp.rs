@@ -86,9 +86,10 @@ impl<D: Device> Mixture<D> {
         let part = |part: &str| format!("{name}.experts.{part}");
         // Qwen3.5 keeps the experts in one tensor, Qwen3-Next each in its own.
         let (gate_up, down) = if weights.has(&part("gate_up_proj")) {
-            let gate_up = weights.read(&part("gate_up_proj"), &[experts, 2 * width, hidden])?;
-            let down = weights.read(&part("down_proj"), &[experts, hidden, width])?;
-            (gate_up.into_matrix(), down.into_matrix())
+            (
+                weights.weight(&part("gate_up_proj"), &[experts, 2 * width, hidden])?,
+                weights.weight(&part("down_proj"), &[experts, hidden, width])?,
+            )
         } else {
             let mut parts = (Vec::with_capacity(2 * experts), Vec::with_capacity(experts));
             for expert in 0..experts {
@@ -97,7 +98,10 @@ impl<D: Device> Mixture<D> {
                 parts.0.push(weights.read(&part("up"), &[width, hidden])?);
                 parts.1.push(weights.read(&part("down"), &[hidden, width])?);
             }
-            (Stored::stacked(&part("gate_up"), parts.0), Stored::stacked(&part("down"), parts.1))
+            (
+                weights.place(&Stored::stacked(&part("gate_up"), parts.0))?,
+                weights.place(&Stored::stacked(&part("down"), parts.1))?,
+            )
         };
         let shared = match shared {
             0 => None,
@@ -109,8 +113,8 @@ impl<D: Device> Mixture<D> {
         Ok(Self {
             shape,
             router: weights.weight(&format!("{name}.gate.weight"), &[experts, hidden])?,
-            gate_up: weights.place(&gate_up)?,
-            down: weights.place(&down)?,
+            gate_up,
+            down,
             shared,
         })
     }

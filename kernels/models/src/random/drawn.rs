@@ -1,29 +1,23 @@
 //! Tensors drawn when they are asked for.
 
-use std::collections::HashMap;
-
-use half::bf16;
 use hypic_domain::tuple::Dtype;
+use hypic_kernels::random::RandomMatrix;
 
 use super::{Draw, RandomSpec};
 use crate::error::LoadError;
 use crate::load::Tensors;
 use crate::stored::Stored;
 
-/// Values of a block.
-const BLOCK: usize = 1 << 22;
-
-/// Draws vectors one by one, and matrices from one block of bf16 for each width.
+/// Draws vectors on the host; of a matrix it says what to draw.
 pub(super) struct Drawn {
     draw: Draw,
     half_lives: (f64, f64),
-    blocks: HashMap<usize, Vec<u8>>,
 }
 
 impl Drawn {
     pub(super) fn new(spec: &RandomSpec) -> Self {
         let draw = Draw { random: spec.seed, tensors: Vec::new(), half_precision: false };
-        Self { draw, half_lives: spec.half_lives, blocks: HashMap::new() }
+        Self { draw, half_lives: spec.half_lives }
     }
 
     /// Vectors and taps, which stay exact.
@@ -40,23 +34,6 @@ impl Drawn {
             (0..len).map(|_| centre + 0.1 * draw.normal()).collect()
         }
     }
-
-    /// `len` values of variance `1 / width`.
-    fn matrix(&mut self, len: usize, width: usize) -> Vec<u8> {
-        let draw = &mut self.draw;
-        let scale = (width as f64).sqrt().recip();
-        let value = |_| bf16::from_f64(scale * draw.normal()).to_le_bytes();
-        let block = self.blocks.entry(width).or_insert_with(|| (0..BLOCK).flat_map(value).collect());
-        // Tensors begin at different places of the block, or all layers would be one.
-        let first = (self.draw.uniform() * BLOCK as f64) as usize % BLOCK * 2;
-        let mut bytes = Vec::with_capacity(2 * len);
-        bytes.extend_from_slice(&block[first..block.len().min(first + 2 * len)]);
-        while bytes.len() < 2 * len {
-            let rest = 2 * len - bytes.len();
-            bytes.extend_from_slice(&block[..rest.min(block.len())]);
-        }
-        bytes
-    }
 }
 
 impl Tensors for Drawn {
@@ -66,15 +43,24 @@ impl Tensors for Drawn {
     }
 
     fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
-        let len = shape.iter().product();
-        let is_exact = shape.len() == 1 || name.ends_with("conv1d.weight");
-        let (dtype, bytes) = if is_exact {
-            let values = self.vector(name, len).into_iter();
-            (Dtype::F32, values.flat_map(|value| (value as f32).to_le_bytes()).collect())
-        } else {
-            (Dtype::Bf16, self.matrix(len, shape.last().copied().unwrap_or(1)))
+        let values: Vec<f32> = match self.random(name, shape) {
+            Some(matrix) => matrix.values().collect(),
+            None => self.vector(name, shape.iter().product()).into_iter().map(|value| value as f32).collect(),
         };
-        Ok(Stored { name: name.to_owned(), shape: shape.to_vec(), dtype, bytes })
+        let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        Ok(Stored { name: name.to_owned(), shape: shape.to_vec(), dtype: Dtype::F32, bytes })
+    }
+
+    /// Variance `1 / in`, so that activations keep their size; gates of linear layers a quarter of it.
+    fn random(&mut self, name: &str, shape: &[usize]) -> Option<RandomMatrix> {
+        if shape.len() == 1 || name.ends_with("conv1d.weight") {
+            return None;
+        }
+        let width = shape.last().copied().unwrap_or(1);
+        let is_gate = name.ends_with("in_proj_a.weight") || name.ends_with("in_proj_b.weight");
+        let scale = if is_gate { 0.5 } else { 1.0 } / (width as f32).sqrt();
+        let outer = shape.iter().product::<usize>() / width.max(1);
+        Some(RandomMatrix { seed: self.draw.next(), shape: [outer, width], scale })
     }
 
     fn digest(&self) -> [u8; 32] {

@@ -1,0 +1,60 @@
+//! Random matrices that every device makes alike, where they lie: sizes that neither a drive nor a host should see.
+
+/// A matrix of random values of mean zero, a pure function of seed and place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RandomMatrix {
+    /// Other seeds, other values.
+    pub seed: u64,
+    /// `[out, in]`.
+    pub shape: [usize; 2],
+    /// Standard deviation.
+    pub scale: f32,
+}
+
+impl RandomMatrix {
+    /// What makes the values: the seed, and the factor on whole numbers of standard deviation `65536 / sqrt(3)`.
+    pub fn parts(&self) -> (u64, f32) {
+        (self.seed, (f64::from(self.scale) * 3_f64.sqrt() / 65_536.0) as f32)
+    }
+
+    /// The value at row-major place `index`: the sum of four uniform numbers of 16 bits (Irwin and Hall), which is
+    /// nearly normal and at most 3.5 deviations from zero. Whole numbers and one product: the same bits everywhere.
+    pub fn value(&self, index: u64) -> f32 {
+        let (seed, factor) = self.parts();
+        // SplitMix64.
+        let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        let sum = (0..4).map(|part| (z >> (16 * part)) as i32 & 0xffff).sum::<i32>();
+        factor * (sum - 2 * 0xffff) as f32
+    }
+
+    /// All values, row-major.
+    pub fn values(&self) -> impl Iterator<Item = f32> {
+        let matrix = *self;
+        (0..(self.shape[0] * self.shape[1]) as u64).map(move |index| matrix.value(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_the_mean_and_deviation_that_were_asked_for() {
+        let values: Vec<f32> = RandomMatrix { seed: 7, shape: [256, 1024], scale: 0.5 }.values().collect();
+        let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / values.len() as f64;
+        let square = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / values.len() as f64;
+        // Five standard errors of each.
+        assert!(mean.abs() < 5.0 * 0.5 / 512.0, "{mean}");
+        assert!((square.sqrt() - 0.5).abs() < 5.0 * 0.5 / 512.0, "{}", square.sqrt());
+    }
+
+    #[test]
+    fn other_seeds_give_other_values() {
+        let of = |seed| RandomMatrix { seed, shape: [1, 64], scale: 1.0 };
+        assert!(of(1).values().zip(of(2).values()).all(|(one, other)| one != other));
+        assert!(of(1).values().eq(of(1).values()));
+    }
+}
