@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Fleet, Namespace, cluster, model, question, scatter, wait_for};
+use crate::support::{
+    Fleet, Namespace, cluster, items, kubectl, model, question, scatter, text, wait_for,
+};
 
 /// Changes one field of a good object, given by its path.
 fn with(object: &Value, path: &str, value: Value) -> Value {
@@ -151,4 +153,30 @@ fn what_needs_a_second_look_is_told_in_conditions_and_others_go_on() {
 
     healthy.wait_ready();
     healthy.answers(&question()).unwrap();
+}
+
+#[test]
+fn a_pool_of_gpus_says_what_its_nodes_lack() {
+    let namespace = Namespace::new("e2e-gpus");
+    let mut two = cluster("two", 1, 1);
+    two["spec"]["nodePools"][0]["gpusPerAgent"] = json!(2);
+    let two = Fleet::apply(&namespace, &two);
+    let told = |reason: &str, words: &[&str]| {
+        let message = wait_for(&format!("Ready is {reason}"), 90, || two.is("Ready", "False", reason));
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    };
+    told("Unschedulable", &["two-combine-0", "Insufficient nvidia.com/gpu"]);
+
+    // A node that says it has some, without a driver.
+    let nodes: Value = serde_json::from_str(&kubectl(&["get", "nodes", "--output=json"]).unwrap()).unwrap();
+    let node = text(&items(&nodes)[0]["metadata"]["name"]).to_owned();
+    let change = |change: Value| {
+        let change = json!([change]).to_string();
+        let words = ["patch", "node", &node, "--subresource=status", "--type=json", "--patch", &change];
+        kubectl(&words).unwrap();
+    };
+    let path = "/status/capacity/nvidia.com~1gpu";
+    change(json!({"op": "add", "path": path, "value": "2"}));
+    told("ContainerFailed", &["two-combine-0", "no device"]);
+    change(json!({"op": "remove", "path": path}));
 }

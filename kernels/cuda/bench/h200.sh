@@ -1,30 +1,45 @@
 #!/usr/bin/env bash
-# h200.sh OUT: everything that needs a GPU, in one go: tests, sanitizers, figures, peers. Writes logs and JSON into the folder OUT.
-# With TESTS and BENCH set to binaries built elsewhere nothing is built here:
-#   cargo build -p hypic-cuda --features gpu-tests --test kernels --example h200
-# RACE_TESTS, built with --features gpu-tests,plain-copies, is the test binary for racecheck, which does not follow bulk copies.
+# h200.sh OUT [PROGRAMS]: everything that needs a GPU, in one go: tests, sanitizers, figures, peers, fleets. Writes logs and JSON into
+# the folder OUT, a table at the end. PROGRAMS is a folder that pack.sh filled; without it that is done first.
+# STEPS chooses among: tests memcheck racecheck kernels model peers fleet; all of them without it.
+# The fleet needs e2e/models/hypic-tiny and its questions; the peers need PyTorch, and transformers and flash-linear-attention if they
+# are to be timed.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?folder for the results}
-mkdir -p "$out"
-if [ -z "${TESTS:-}" ]; then
-  cd "$here/.." || exit 1
-  [ -x "${CUDA_HOME:-/nonexistent}/bin/nvcc" ] || CUDA_HOME=$(./toolchain.sh)
-  export CUDA_HOME
-  built() { cargo build --message-format=json-render-diagnostics "$@" | python3 -c '
-import json, sys
-print([m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")][-1])'; }
-  TESTS=$(built --features gpu-tests --test kernels)
-  RACE_TESTS=$(built --features gpu-tests,plain-copies --test kernels)
-  BENCH=$(built --features gpu-tests --example h200)
+mkdir -p "${1:?folder for the results}"
+out=$(cd "$1" && pwd)
+programs=${2:-}
+steps=${STEPS:-tests memcheck racecheck kernels model peers fleet}
+cd "$here/../../.."
+if [ -z "$programs" ]; then
+  programs=$out/programs
+  "$here/pack.sh" "$programs" || exit
 fi
-failed=0
-step() { local name=$1; shift; echo "== $name"; "$@" >"$out/$name.log" 2>&1 || { failed=1; echo "FAILED"; }; tail -n "${LINES_SHOWN:-3}" "$out/$name.log"; }
-quick=(attention conv_warm norm pack rotate rows compose_seam gdn_chunks recurrence::a_split recurrence::a_segment recurrence::chunks)
+failed=""
+# step LINES NAME COMMAND: its log in OUT, its last lines here.
+step() {
+  local lines=$1 name=$2 begun=$SECONDS
+  shift 2
+  echo "== $name"
+  timeout "${LIMIT:-300}" "$@" >"$out/$name.log" 2>&1 || { failed+=" $name"; echo "FAILED"; }
+  tail -n "$lines" "$out/$name.log"
+  echo "== $name: $((SECONDS - begun)) s"
+}
+wanted() { [[ " $steps " == *" $1 "* ]]; }
+quick=(attention conv_warm norm pack rotate rows random compose_seam gdn_chunks recurrence::a_split recurrence::a_segment recurrence::chunks)
+raced=(conv_warm norm pack rotate rows random compose_seam recurrence::a_split recurrence::chunks)
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem --format=csv,noheader | tee "$out/machine.txt"
-step tests "$TESTS"
-step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$TESTS" --test-threads=1 "${quick[@]}"
-[ -n "${RACE_TESTS:-}" ] && step racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$RACE_TESTS" --test-threads=1 conv_warm norm pack rotate rows compose_seam recurrence::a_split recurrence::chunks
-LINES_SHOWN=60 step figures "$BENCH" "$out/figures.json"
-LINES_SHOWN=20 step peers python3 "$here/peers.py" "$out/peers.json"
-exit $failed
+if wanted tests; then for test in kernels device model; do step 4 "tests-$test" "$programs/tests-$test"; done; fi
+wanted memcheck && step 3 memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$programs/tests-kernels" --test-threads=1 "${quick[@]}"
+wanted racecheck && step 3 racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$programs/tests-race" --test-threads=1 "${raced[@]}"
+wanted kernels && step 60 kernels "$programs/bench-h200" "$out/kernels.json"
+wanted model && step 60 model "$programs/bench-model" "$out/model.json"
+if wanted peers; then
+  step 20 peers python3 "$here/peers.py" "$out/peers.json"
+  step 8 peers-model python3 "$here/peers_model.py" "$out/peers_model.json"
+fi
+wanted fleet && step 20 fleet "$programs/hypic-devices" --binaries "$programs" --dir "$out/fleets" --model e2e/models/hypic-tiny \
+  --eval e2e/eval/questions.jsonl.gz
+echo "$gpus GPUs; failed:${failed:- none}"
+[ -z "$failed" ]

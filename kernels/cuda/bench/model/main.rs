@@ -2,7 +2,9 @@
 //!
 //! `model OUT.json [LAYERS]`, layers in fours, 40 for the whole model: cold prefill of 32k tokens, the ops of a layer, a
 //! warm prompt of 64 cached bodies with seams of 8, one more body, and decode of 1, 32 and 128 sequences. Launches are
-//! eager: no CUDA graphs. Figures are medians of wall time from the plan to logits on the host.
+//! eager: no CUDA graphs. Beside them how far composed logits are from recomputed ones. Figures are medians of wall time from the plan to logits on the host.
+
+mod composed;
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -13,6 +15,7 @@ use hypic_domain::logits::{Logits, Need};
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{Device as _, ExpertShape, Experts, Export, HostTensor, NormWeight, OpError};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
+use hypic_kernels::random::RandomMatrix;
 use hypic_models::Loaded;
 use hypic_models::config::Naming;
 use hypic_models::model::Memory;
@@ -69,18 +72,7 @@ impl Bench {
         let ids = (0..rows).map(|row| (row * 7919 % vocab) as u32).collect();
         self.device.wait()?;
         let begun = Instant::now();
-        let plan = Plan { ids, runs };
-        let model = &self.loaded.model;
-        let mut x = model.embed(&self.device, &plan)?;
-        for layer in 0..self.loaded.spec.layers.len() {
-            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
-            x = model.layer(&self.device, layer, &plan, memory, x)?;
-        }
-        // Without a row of logits only the layers are timed.
-        let logits = match last.is_empty() {
-            true => self.device.wait().map(|()| Vec::new())?,
-            false => model.logits(&self.device, &x, last)?,
-        };
+        let logits = self.forward(&Plan { ids, runs }, last)?;
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         let is_finite = |logits: &Logits| match logits {
             Logits::All(row) => row.iter().all(|logit| logit.is_finite()),
@@ -90,6 +82,20 @@ impl Bench {
             bail!("a logit is not finite");
         }
         Ok(ms)
+    }
+
+    /// One step, and what is needed of the logits of some rows; without any of them only the layers.
+    fn forward(&mut self, plan: &Plan<Gpu>, needs: &[(usize, Need)]) -> Result<Vec<Logits>> {
+        let model = &self.loaded.model;
+        let mut x = model.embed(&self.device, plan)?;
+        for layer in 0..self.loaded.spec.layers.len() {
+            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
+            x = model.layer(&self.device, layer, plan, memory, x)?;
+        }
+        match needs.is_empty() {
+            true => Ok(self.device.wait().map(|()| Vec::new())?),
+            false => Ok(model.logits(&self.device, &x, needs)?),
+        }
     }
 
     /// Each layer of one step of `rows` rows by itself: the first linear and the first full one.
@@ -126,16 +132,8 @@ impl Bench {
             };
             (0..len).map(|_| one()).collect()
         };
-        let block = values(1 << 22, 0.03);
         let matrix = |outer: usize, inner: usize| {
-            let bytes: Vec<u8> = block.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect();
-            let bytes: Vec<u8> = bytes.iter().copied().cycle().take(2 * outer * inner).collect();
-            device.weight(&HostTensor {
-                name: "",
-                shape: vec![outer, inner],
-                dtype: Dtype::Bf16,
-                bytes: &bytes,
-            })
+            device.random(&RandomMatrix { seed: outer as u64, shape: [outer, inner], scale: 0.02 })
         };
         let x = device.tensor(&values(rows * 2048, 1.0), 2048)?;
         let wide = device.tensor(&values(rows * 4096, 1.0), 4096)?;
@@ -277,8 +275,7 @@ fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
     let out = words.next().context("name the file for the results")?;
     let layers = words.next().map_or(Ok(40), |word| word.parse()).context("read the number of layers")?;
-    // A prompt names a body several times, and each of them lies in the pages once.
-    let device: Gpu = CudaDevice::new(Device::cuda(0)?, BUILT * SEGMENT);
+    let device: Gpu = CudaDevice::new(Device::cuda(0)?, SEGMENTS * SEGMENT);
     let begun = Instant::now();
     let loaded = random::load(&device, &shape(layers))?;
     device.wait()?;
@@ -320,6 +317,12 @@ fn main() -> Result<()> {
             note(&format!("decode_b{batch}{suffix}"), ms);
             println!("{:<28} {:>10.0} tokens/s", "", batch as f64 / ms * 1e3);
         }
+    }
+    for (what, composed::Distance { most, kl, same }) in bench.composed()? {
+        println!(
+            "{what:<28} largest difference {most:.3}, KL {kl:.2e}, same largest in {same} of {QUERY} rows"
+        );
+        figures.insert(format!("logits: {what}"), json!({"most": most, "kl": kl, "same": same}));
     }
     std::fs::write(&out, format!("{:#}\n", serde_json::Value::Object(figures)))
         .with_context(|| format!("write {out}"))
