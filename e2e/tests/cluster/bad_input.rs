@@ -2,9 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{
-    Fleet, Namespace, cluster, items, kubectl, model, question, scatter, text, wait_for,
-};
+use crate::support::{Fleet, Namespace, cluster, items, kubectl, model, question, scatter, text, wait_for};
 
 /// Changes one field of a good object, given by its path.
 fn with(object: &Value, path: &str, value: Value) -> Value {

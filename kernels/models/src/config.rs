@@ -9,6 +9,7 @@ use hypic_kernels::op::ExpertShape;
 use serde_json::{Map, Value};
 
 use crate::error::LoadError;
+use crate::fp8::Blocks;
 use crate::rope::Rope;
 
 /// How a checkpoint names and orders its projections.
@@ -49,6 +50,8 @@ pub struct Config {
     pub rope: Rope,
     /// The head is the embedding table; a stored head is then not read, as in transformers.
     pub tied: bool,
+    /// Of weights that are stored in 8-bit floats.
+    pub blocks: Option<Blocks>,
 }
 
 impl Config {
@@ -63,8 +66,7 @@ impl Config {
             None | Some(Value::Null) => root,
             Some(text) => text.as_object().ok_or_else(|| key("text_config", "not an object"))?,
         };
-        refuse_quantised(root)?;
-        refuse_quantised(text)?;
+        let blocks = Blocks::parse(root)?.or(Blocks::parse(text)?);
         let naming = naming(text)?;
         refuse_variants(text)?;
         let layers = size(text, "num_hidden_layers")?;
@@ -118,6 +120,7 @@ impl Config {
             eps: number(text, "rms_norm_eps")?.unwrap_or(1e-6) as f32,
             rope,
             tied: flag(text, "tie_word_embeddings")?.or(flag(root, "tie_word_embeddings")?).unwrap_or(false),
+            blocks,
         })
     }
 
@@ -138,8 +141,9 @@ impl Config {
             Naming::Qwen3Next => "qwen3_next",
             Naming::Qwen35 => "qwen3_5",
         };
+        let blocks = self.blocks.map_or_else(String::new, |of| format!(";fp8={}x{}", of.rows, of.columns));
         format!(
-            "{family};hidden={};vocab={};mlp={};eps={:e};tied={};rope={};layers={}",
+            "{family};hidden={};vocab={};mlp={};eps={:e};tied={};rope={};layers={}{blocks}",
             self.spec.hidden,
             self.spec.vocab,
             self.mlp(),
@@ -176,20 +180,6 @@ fn naming(text: &Map<String, Value>) -> Result<Naming, LoadError> {
             reason: "built are qwen3_next, qwen3_5 and qwen3_5_moe".to_owned(),
         }),
         None => Err(key("model_type", "missing")),
-    }
-}
-
-fn refuse_quantised(config: &Map<String, Value>) -> Result<(), LoadError> {
-    match config.get("quantization_config") {
-        None | Some(Value::Null) => Ok(()),
-        Some(quantisation) => {
-            let method =
-                quantisation.get("quant_method").and_then(Value::as_str).unwrap_or("of no named method");
-            Err(LoadError::ChooseModel {
-                what: format!("quantization_config {method}"),
-                reason: "weights must be f64, f32, f16 or bf16".to_owned(),
-            })
-        }
     }
 }
 

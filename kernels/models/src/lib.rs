@@ -8,6 +8,7 @@
 pub mod canary;
 pub mod config;
 mod error;
+mod fp8;
 mod layer;
 mod load;
 pub mod model;
@@ -17,4 +18,5 @@ pub mod rope;
 mod stored;
 
 pub use error::LoadError;
+pub use fp8::Blocks;
 pub use load::{Loaded, load};

@@ -8,7 +8,6 @@ use hypic_domain::model::ModelSpec;
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{Device, HostTensor, OpError};
 use hypic_kernels::random::RandomMatrix;
-use serde_json::Value;
 
 use crate::config::Config;
 use crate::error::LoadError;
@@ -36,7 +35,8 @@ pub struct Loaded<D: Device> {
 /// # Errors
 /// Names the file and the tensor or the config's key.
 pub fn load<D: Device>(dir: &Path, device: &D, id: ModelId) -> Result<Loaded<D>, LoadError> {
-    load_from(Box::new(Checkpoint::open(dir)?), &read_json(&dir.join("config.json"))?, device, id)
+    let config = Config::parse(&read_json(&dir.join("config.json"))?, id)?;
+    load_from(Box::new(Checkpoint::open(dir, config.blocks)?), config, device)
 }
 
 /// Where a model's tensors come from.
@@ -56,11 +56,9 @@ pub(crate) trait Tensors {
 
 pub(crate) fn load_from<D: Device>(
     tensors: Box<dyn Tensors>,
-    config: &Value,
+    config: Config,
     device: &D,
-    id: ModelId,
 ) -> Result<Loaded<D>, LoadError> {
-    let config = Config::parse(config, id)?;
     let mut weights = Weights { device, tensors, prefix: "", bytes: Cell::new(0) };
     // Checkpoints with a vision part keep the language model one level deeper.
     weights.prefix = if weights.tensors.has("model.language_model.embed_tokens.weight") {

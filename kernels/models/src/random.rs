@@ -14,7 +14,7 @@ use hypic_kernels::op::Device;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 
-use crate::config::Naming;
+use crate::config::{Config, Naming};
 use crate::error::LoadError;
 use crate::load::{Loaded, load_from};
 use drawn::Drawn;
@@ -123,7 +123,7 @@ pub fn write_with_tokenizer(dir: &Path, spec: &RandomSpec, tokenizer: &Path) -> 
 /// # Errors
 /// Those of the device.
 pub fn load<D: Device>(device: &D, spec: &RandomSpec) -> Result<Loaded<D>, LoadError> {
-    load_from(Box::new(Drawn::new(spec)), &config_of(spec), device, ModelId::from("random"))
+    load_from(Box::new(Drawn::new(spec)), Config::parse(&config_of(spec), ModelId::from("random"))?, device)
 }
 
 fn config_of(spec: &RandomSpec) -> serde_json::Value {

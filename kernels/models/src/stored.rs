@@ -13,6 +13,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 
 use crate::error::LoadError;
+use crate::fp8::Blocks;
 use crate::load::Tensors;
 
 /// Longest header that is read; that of a checkpoint of 10^5 tensors has some 10 MiB.
@@ -24,6 +25,8 @@ pub(crate) struct Checkpoint {
     shards: Vec<Shard>,
     /// Tensor to shard.
     places: HashMap<String, usize>,
+    /// Of tensors in 8-bit floats.
+    blocks: Option<Blocks>,
     /// Of every tensor that was read: what it was.
     digests: BTreeMap<String, [u8; 32]>,
 }
@@ -46,7 +49,7 @@ pub(crate) struct Stored {
 
 impl Checkpoint {
     /// Opens every file and checks its header against its length.
-    pub(crate) fn open(dir: &Path) -> Result<Self, LoadError> {
+    pub(crate) fn open(dir: &Path, blocks: Option<Blocks>) -> Result<Self, LoadError> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         let entries = if single.exists() || !index.exists() {
@@ -75,7 +78,23 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Self { dir: dir.to_owned(), shards, places, digests: BTreeMap::new() })
+        Ok(Self { dir: dir.to_owned(), shards, places, blocks, digests: BTreeMap::new() })
+    }
+}
+
+impl Checkpoint {
+    /// 8-bit floats with the factors that lie beside them, as little-endian f32.
+    fn widen(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        codes: &[u8],
+        blocks: Blocks,
+    ) -> Result<Vec<u8>, LoadError> {
+        let factors = self.read(&format!("{name}_scale_inv"), &blocks.factors_of(shape))?.widened();
+        let factors: Vec<f32> = factors.bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+        let [.., rows, columns] = *shape else { return Ok(Vec::new()) };
+        Ok(blocks.widen(codes, [rows, columns], &factors).flat_map(f32::to_le_bytes).collect())
     }
 }
 
@@ -85,7 +104,7 @@ impl Tensors for Checkpoint {
     }
 
     /// Reads a tensor of the given shape and checks that all its values are finite. Axes of length one in the
-    /// file do not count.
+    /// file do not count. 8-bit floats come with the tensor of their factors.
     fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
         let missing = || LoadError::FindTensor { name: name.to_owned(), dir: self.dir.clone() };
         let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
@@ -104,12 +123,18 @@ impl Tensors for Checkpoint {
         let mut digest = blake3::Hasher::new_derive_key("hypic tensor v1");
         digest.update(format!("{name}\0{:?}\0{:?}\0", info.dtype, info.shape).as_bytes());
         digest.update(&bytes);
-        let (dtype, bytes) = decode(name, &shard.path, info, bytes)?;
+        let path = shard.path.clone();
+        let (dtype, bytes) = match (info.dtype, self.blocks) {
+            (safetensors::Dtype::F8_E4M3, Some(blocks)) if shape.len() > 1 => {
+                (Dtype::F32, self.widen(name, shape, &bytes, blocks)?)
+            }
+            _ => decode(name, &path, info, bytes)?,
+        };
         self.digests.insert(name.to_owned(), *digest.finalize().as_bytes());
         let stored = Stored { name: name.to_owned(), shape: shape.to_vec(), dtype, bytes };
         match stored.not_finite() {
             None => Ok(stored),
-            Some(index) => Err(LoadError::CheckValues { name: stored.name, path: shard.path.clone(), index }),
+            Some(index) => Err(LoadError::CheckValues { name: stored.name, path, index }),
         }
     }
 

@@ -272,6 +272,76 @@ fn wrong_tensors_are_named_with_their_file() {
     refused_with(dir.path(), &[file, "not finite"]);
 }
 
+type Stored = (String, safetensors::Dtype, Vec<usize>, Vec<u8>);
+
+fn stored(dir: &Path) -> Vec<Stored> {
+    let bytes = fs::read(dir.join("model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
+    tensors
+        .into_iter()
+        .map(|(name, view)| (name, view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        .collect()
+}
+
+fn store(dir: &Path, tensors: &[Stored]) {
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    safetensors::tensor::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+}
+
+/// A matrix of 8-bit floats in blocks: its codes, its factors, and the values in fp32.
+fn in_blocks(name: &str, shape: &[usize], blocks: [usize; 2]) -> [Stored; 3] {
+    let [rows, columns] = *shape else { panic!("{name} is no matrix") };
+    let across = columns.div_ceil(blocks[1]);
+    let factors: Vec<f32> =
+        (0..rows.div_ceil(blocks[0]) * across).map(|block| 0.01 + 0.001 * block as f32).collect();
+    let codes: Vec<u8> = (0..rows * columns).map(|place| (place * 37 % 256) as u8 & 0x8f | 0x30).collect();
+    let value = |(place, code): (usize, &u8)| {
+        let factor = factors[place / columns / blocks[0] * across + place % columns / blocks[1]];
+        let size = (1.0 + f32::from(code & 7) / 8.0) * 2_f32.powi(i32::from(code >> 3 & 15) - 7);
+        if *code < 0x80 { size * factor } else { -size * factor }
+    };
+    let values = codes.iter().enumerate().map(value).flat_map(f32::to_le_bytes).collect();
+    let factor_bytes = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
+    let factors_shape = vec![rows.div_ceil(blocks[0]), across];
+    [
+        (name.to_owned(), safetensors::Dtype::F8_E4M3, shape.to_vec(), codes.clone()),
+        (format!("{name}_scale_inv"), safetensors::Dtype::F32, factors_shape, factor_bytes),
+        (name.to_owned(), safetensors::Dtype::F32, shape.to_vec(), values),
+    ]
+}
+
+#[test]
+fn a_checkpoint_in_blocks_of_8_bit_floats_is_that_of_its_values() {
+    let (narrow, wide) = (written(&small()), written(&small()));
+    let quantised = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [12, 20]});
+    edit_config(narrow.path(), |config| config["quantization_config"] = quantised);
+    let is_coded = |stored: &Stored| stored.0.ends_with("_proj.weight");
+    let (mut narrow_parts, mut wide_parts) = (Vec::new(), Vec::new());
+    for part in stored(narrow.path()) {
+        if is_coded(&part) {
+            let [codes, factors, values] = in_blocks(&part.0, &part.2, [12, 20]);
+            narrow_parts.extend([codes, factors]);
+            wide_parts.push(values);
+        } else {
+            narrow_parts.push(part.clone());
+            wide_parts.push(part);
+        }
+    }
+    store(narrow.path(), &narrow_parts);
+    store(wide.path(), &wide_parts);
+    let ids: Vec<u32> = (0..40).collect();
+    let perplexity = |dir: &TempDir| {
+        let loaded = read(dir.path()).unwrap();
+        canary::perplexity(&*loaded.model, &CpuDevice::new(1).unwrap(), &ids, 1).unwrap()
+    };
+    assert_eq!(perplexity(&narrow), perplexity(&wide));
+    narrow_parts.retain(|part| !part.0.ends_with("_scale_inv"));
+    store(narrow.path(), &narrow_parts);
+    refused_with(narrow.path(), &["_proj.weight_scale_inv"]);
+}
+
 /// A bf16 checkpoint whose decays are fp32: they are used as they are.
 #[test]
 fn a_tensor_keeps_the_precision_it_is_stored_in() {

@@ -138,6 +138,12 @@ fn what_is_not_built_is_refused_by_name() {
         (json!({"model_type": "qwen9_moe"}), "qwen9_moe"),
         (json!({"quantization_config": {"quant_method": "awq"}}), "awq"),
         (json!({"quantization_config": {}}), "quantization_config"),
+        (json!({"quantization_config": {"quant_method": "fp8"}}), "weight_block_size"),
+        (
+            json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 0]}}),
+            "weight_block_size",
+        ),
+        (json!({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}), "e5m2"),
         (json!({"hidden_act": "gelu"}), "gelu"),
         (json!({"attention_bias": true}), "attention_bias"),
         (json!({"hidden_size": "absent"}), "hidden_size"),
