@@ -22,6 +22,7 @@ mod math;
 mod matrix;
 mod memory;
 mod rows;
+mod sums;
 
 use math::{sigmoid, silu, zip};
 use matrix::{Into, Left, PANEL, Right, Size, product};

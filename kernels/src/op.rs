@@ -81,6 +81,19 @@ pub struct HostTensor<'a> {
     pub dtype: Dtype,
     /// Little-endian values.
     pub bytes: &'a [u8],
+    /// How ranks share it out.
+    pub split: Split,
+}
+
+/// How several devices that work as one ([`crate::parallel`]) share a weight out; a single device has it all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Every rank has it all.
+    Whole,
+    /// The first axis is cut: it consists of blocks of these sizes, again and again, and a rank has its part of each.
+    Rows(Vec<usize>),
+    /// The last axis of a matrix is cut: products with it are parts of a sum.
+    Columns,
 }
 
 /// One layer of a tuple in host memory, fp32.
@@ -211,15 +224,27 @@ pub trait Device: Send + Sync + 'static {
     /// For logs and errors.
     fn name(&self) -> &'static str;
 
+    /// Whether models of these shapes run here: asked before any weight is read.
+    ///
+    /// # Errors
+    /// What the device lacks for them.
+    fn fits(&self, _: &ModelSpec) -> Result<(), OpError> {
+        // A device that says nothing more refuses what it lacks where it is used.
+        Ok(())
+    }
+
     // --- memory ---
 
     /// Takes over a matrix of products or a table of embeddings; any stored dtype becomes the compute dtype.
     fn weight(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;
-    /// Makes a random matrix of products or table of embeddings. By default its values are made on the host.
-    fn random(&self, matrix: &RandomMatrix) -> Result<Self::Weight, OpError> {
-        let bytes: Vec<u8> = matrix.values().flat_map(f32::to_le_bytes).collect();
-        let shape = matrix.shape.to_vec();
-        self.weight(&HostTensor { name: "random", shape, dtype: Dtype::F32, bytes: &bytes })
+    /// Makes a random matrix of products or table of embeddings of blocks of rows, one under the other. By default its
+    /// values are made on the host.
+    fn random(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Self::Weight, OpError> {
+        let bytes: Vec<u8> =
+            blocks.iter().flat_map(RandomMatrix::values).flat_map(f32::to_le_bytes).collect();
+        let shape = RandomMatrix::stacked(blocks).to_vec();
+        let split = split.clone();
+        self.weight(&HostTensor { name: "random", shape, dtype: Dtype::F32, bytes: &bytes, split })
     }
     /// Takes over what stays fp32 on every device: norms, gates, taps, tables of angles.
     fn exact(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;

@@ -60,8 +60,8 @@ pub enum Rule {
     Replace,
 }
 
-/// What a sequence's rows attend to in full layers. Keys lie unrotated and are rotated to their global
-/// position on the way in.
+/// What a sequence's rows attend to in full layers; linear layers look at the bodies only. Keys lie unrotated and are
+/// rotated to their global position on the way in.
 pub struct Context<D: Device> {
     /// KV pages of the sequence's live tokens, in order.
     pub pages: Vec<usize>,
@@ -90,7 +90,7 @@ impl<D: Device> Clone for PlacedBody<D> {
 /// One tuple's parts on the device. Each layer resolves on its own, so that a step over the first layers can
 /// run while later ones are on the wire.
 pub struct BodyLayers<D: Device> {
-    layers: Vec<OnceLock<D::LayerParts>>,
+    layers: Vec<OnceLock<Arc<D::LayerParts>>>,
 }
 
 impl<D: Device> BodyLayers<D> {
@@ -101,6 +101,11 @@ impl<D: Device> BodyLayers<D> {
 
     /// Puts a layer in place. The first arrival stays: parts of one key are the same.
     pub fn arrive(&self, layer: usize, parts: D::LayerParts) {
+        self.share(layer, Arc::new(parts));
+    }
+
+    /// The same for parts that somebody else holds too.
+    pub(crate) fn share(&self, layer: usize, parts: Arc<D::LayerParts>) {
         if let Some(cell) = self.layers.get(layer) {
             // A second arrival (a hedged fetch) is dropped.
             let _ = cell.set(parts);
@@ -109,7 +114,7 @@ impl<D: Device> BodyLayers<D> {
 
     /// A layer's parts, once they are here.
     pub fn layer(&self, layer: usize) -> Option<&D::LayerParts> {
-        self.layers.get(layer)?.get()
+        self.layers.get(layer)?.get().map(Arc::as_ref)
     }
 
     /// Layers that are here without a gap from the first.

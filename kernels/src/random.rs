@@ -1,5 +1,10 @@
 //! Random matrices that every device makes alike, where they lie: sizes that neither a drive nor a host should see.
 
+use std::ops::Range;
+
+/// What SplitMix64 adds for each value.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// A matrix of random values of mean zero, a pure function of seed and place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandomMatrix {
@@ -9,6 +14,8 @@ pub struct RandomMatrix {
     pub shape: [usize; 2],
     /// Standard deviation.
     pub scale: f32,
+    /// Places from one row to the next: the width, or that of the matrix of which this is a part.
+    pub stride: usize,
 }
 
 impl RandomMatrix {
@@ -17,12 +24,12 @@ impl RandomMatrix {
         (self.seed, (f64::from(self.scale) * 3_f64.sqrt() / 65_536.0) as f32)
     }
 
-    /// The value at row-major place `index`: the sum of four uniform numbers of 16 bits (Irwin and Hall), which is
+    /// The value at a row-major place: the sum of four uniform numbers of 16 bits (Irwin and Hall), which is
     /// nearly normal and at most 3.5 deviations from zero. Whole numbers and one product: the same bits everywhere.
-    pub fn value(&self, index: u64) -> f32 {
+    pub fn value(&self, place: u64) -> f32 {
         let (seed, factor) = self.parts();
         // SplitMix64.
-        let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut z = seed.wrapping_add(place.wrapping_add(1).wrapping_mul(STEP));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
@@ -32,8 +39,22 @@ impl RandomMatrix {
 
     /// All values, row-major.
     pub fn values(&self) -> impl Iterator<Item = f32> {
-        let matrix = *self;
-        (0..(self.shape[0] * self.shape[1]) as u64).map(move |index| matrix.value(index))
+        let (matrix, [rows, columns]) = (*self, self.shape);
+        let places = (0..rows).flat_map(move |row| (0..columns).map(move |column| (row, column)));
+        places.map(move |(row, column)| matrix.value((row * matrix.stride + column) as u64))
+    }
+
+    /// The matrix of some of its rows and columns.
+    #[must_use]
+    pub fn part(&self, rows: &Range<usize>, columns: &Range<usize>) -> Self {
+        let first = (rows.start * self.stride + columns.start) as u64;
+        let seed = self.seed.wrapping_add(first.wrapping_mul(STEP));
+        Self { seed, shape: [rows.len(), columns.len()], ..*self }
+    }
+
+    /// The shape of blocks of rows, one under the other.
+    pub fn stacked(blocks: &[Self]) -> [usize; 2] {
+        [blocks.iter().map(|block| block.shape[0]).sum(), blocks.first().map_or(0, |block| block.shape[1])]
     }
 }
 
@@ -43,7 +64,8 @@ mod tests {
 
     #[test]
     fn values_have_the_mean_and_deviation_that_were_asked_for() {
-        let values: Vec<f32> = RandomMatrix { seed: 7, shape: [256, 1024], scale: 0.5 }.values().collect();
+        let values: Vec<f32> =
+            RandomMatrix { seed: 7, shape: [256, 1024], scale: 0.5, stride: 1024 }.values().collect();
         let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / values.len() as f64;
         let square = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / values.len() as f64;
         // Five standard errors of each.
@@ -53,8 +75,18 @@ mod tests {
 
     #[test]
     fn other_seeds_give_other_values() {
-        let of = |seed| RandomMatrix { seed, shape: [1, 64], scale: 1.0 };
+        let of = |seed| RandomMatrix { seed, shape: [1, 64], scale: 1.0, stride: 64 };
         assert!(of(1).values().zip(of(2).values()).all(|(one, other)| one != other));
         assert!(of(1).values().eq(of(1).values()));
+    }
+
+    #[test]
+    fn a_part_has_the_values_of_the_whole() {
+        let whole = RandomMatrix { seed: u64::MAX - 5, shape: [5, 7], scale: 1.0, stride: 7 };
+        let values: Vec<f32> = whole.values().collect();
+        let part = whole.part(&(1..4), &(2..7)).part(&(1..3), &(0..4));
+        let found: Vec<f32> = part.values().collect();
+        assert_eq!(found, [&values[2 * 7 + 2..2 * 7 + 6], &values[3 * 7 + 2..3 * 7 + 6]].concat());
+        assert_eq!(RandomMatrix::stacked(&[part, part]), [4, 4]);
     }
 }

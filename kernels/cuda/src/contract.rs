@@ -18,7 +18,7 @@ use half::bf16;
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::ModelSpec;
 use hypic_kernels::op::{
-    self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError,
+    self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError, Split,
 };
 use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
@@ -103,11 +103,12 @@ impl<E: Float> op::Device for CudaDevice<E> {
         Weight::from_host(host, |values: &[E]| Buffer::from_slice(&self.device, values).map(Values::Compute))
     }
 
-    fn random(&self, matrix: &RandomMatrix) -> Result<Weight<E>, OpError> {
+    fn random(&self, blocks: &[RandomMatrix], _: &Split) -> Result<Weight<E>, OpError> {
+        let shape = RandomMatrix::stacked(blocks);
         let make = || {
-            let mut values = self.output(matrix.shape[0] * matrix.shape[1])?;
-            crate::random_values(&self.device, matrix, &mut values)?;
-            Ok(Weight::matrix_of(values, matrix.shape))
+            let mut values = self.output(shape[0] * shape[1])?;
+            crate::random_values(&self.device, blocks, &mut values)?;
+            Ok(Weight::matrix_of(values, shape))
         };
         make().map_err(failed("random"))
     }

@@ -103,6 +103,12 @@ pub enum LoadError {
         /// Place of the first such value.
         index: usize,
     },
+    /// The device does not run models of this shape.
+    #[error("the device does not run models of this shape")]
+    FitDevice {
+        /// The cause.
+        source: OpError,
+    },
     /// The device refused a weight.
     #[error("the device refuses \"{name}\"")]
     PlaceWeight {

@@ -6,7 +6,7 @@ use std::path::Path;
 use hypic_domain::id::ModelId;
 use hypic_domain::model::ModelSpec;
 use hypic_domain::tuple::Dtype;
-use hypic_kernels::op::{Device, HostTensor, OpError};
+use hypic_kernels::op::{Device, HostTensor, OpError, Split};
 use hypic_kernels::random::RandomMatrix;
 
 use crate::config::Config;
@@ -59,6 +59,7 @@ pub(crate) fn load_from<D: Device>(
     config: Config,
     device: &D,
 ) -> Result<Loaded<D>, LoadError> {
+    device.fits(&config.spec).map_err(|source| LoadError::FitDevice { source })?;
     let mut weights = Weights { device, tensors, prefix: "", bytes: Cell::new(0) };
     // Checkpoints with a vision part keep the language model one level deeper.
     weights.prefix = if weights.tensors.has("model.language_model.embed_tokens.weight") {
@@ -96,8 +97,8 @@ impl<D: Device> Weights<'_, D> {
     }
 
     /// A matrix of products or a table of embeddings that was read.
-    pub(crate) fn place(&self, stored: &Stored) -> Result<D::Weight, LoadError> {
-        self.hand_over(stored, D::weight)
+    pub(crate) fn place(&self, stored: &Stored, split: Split) -> Result<D::Weight, LoadError> {
+        self.hand_over(stored, split, D::weight)
     }
 
     /// Counts what the device has taken.
@@ -110,6 +111,7 @@ impl<D: Device> Weights<'_, D> {
     fn hand_over(
         &self,
         stored: &Stored,
+        split: Split,
         take: impl Fn(&D, &HostTensor<'_>) -> Result<D::Weight, OpError>,
     ) -> Result<D::Weight, LoadError> {
         let host = HostTensor {
@@ -117,28 +119,44 @@ impl<D: Device> Weights<'_, D> {
             shape: stored.shape.clone(),
             dtype: stored.dtype,
             bytes: &stored.bytes,
+            split,
         };
         self.placed(&stored.name, take(self.device, &host))
     }
 
     /// Reads and places what stays fp32: norms, gates, taps.
-    pub(crate) fn exact(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
+    pub(crate) fn exact(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        split: Split,
+    ) -> Result<D::Weight, LoadError> {
         let stored = self.read(name, shape)?;
-        self.hand_over(&stored, D::exact)
+        self.hand_over(&stored, split, D::exact)
     }
 
     /// Places a matrix, or a stack of them as one.
-    pub(crate) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
-        self.root_weight(&format!("{}.{name}", self.prefix), shape)
+    pub(crate) fn weight(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        split: Split,
+    ) -> Result<D::Weight, LoadError> {
+        self.root_weight(&format!("{}.{name}", self.prefix), shape, split)
     }
 
     /// Places a matrix that has no prefix.
-    pub(crate) fn root_weight(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
+    pub(crate) fn root_weight(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        split: Split,
+    ) -> Result<D::Weight, LoadError> {
         match self.tensors.random(name, shape) {
-            Some(matrix) => self.placed(name, self.device.random(&matrix)),
+            Some(matrix) => self.placed(name, self.device.random(&[matrix], &split)),
             None => {
                 let stored = self.tensors.read(name, shape)?;
-                self.place(&stored.into_matrix())
+                self.place(&stored.into_matrix(), split)
             }
         }
     }
@@ -147,6 +165,7 @@ impl<D: Device> Weights<'_, D> {
     pub(crate) fn table(&self, name: &str, values: &[f32], width: usize) -> Result<D::Weight, LoadError> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let shape = vec![values.len() / width, width];
-        self.hand_over(&Stored { name: name.to_owned(), shape, dtype: Dtype::F32, bytes }, D::exact)
+        let stored = Stored { name: name.to_owned(), shape, dtype: Dtype::F32, bytes };
+        self.hand_over(&stored, Split::Whole, D::exact)
     }
 }

@@ -2,7 +2,7 @@
 
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::{LayerSpec, ModelSpec};
-use hypic_kernels::op::{Device, NormWeight, OpError};
+use hypic_kernels::op::{Device, NormWeight, OpError, Split};
 use hypic_kernels::plan::Plan;
 
 use crate::config::Config;
@@ -41,24 +41,27 @@ impl<D: Device> Qwen3Next<D> {
     pub(crate) fn load(config: &Config, weights: &mut Weights<'_, D>) -> Result<Self, LoadError> {
         let spec = config.spec.clone();
         let table = [spec.vocab, spec.hidden];
-        let embedding = weights.weight("embed_tokens.weight", &table)?;
+        let embedding = weights.weight("embed_tokens.weight", &table, Split::Whole)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (layer, kind) in spec.layers.iter().enumerate() {
             let norm = |part: &str| format!("layers.{layer}.{part}_layernorm.weight");
             layers.push(Layer {
-                before: weights.exact(&norm("input"), &[spec.hidden])?,
+                before: weights.exact(&norm("input"), &[spec.hidden], Split::Whole)?,
                 mixer: match kind {
                     LayerSpec::Linear(shape) => {
                         Mixer::Linear(LinearLayer::load(weights, layer, config, *shape)?)
                     }
                     LayerSpec::Full(shape) => Mixer::Full(FullLayer::load(weights, layer, config, *shape)?),
                 },
-                between: weights.exact(&norm("post_attention"), &[spec.hidden])?,
+                between: weights.exact(&norm("post_attention"), &[spec.hidden], Split::Whole)?,
                 mlp: Mlp::load(weights, layer, spec.hidden, config.feed_forward[layer])?,
             });
         }
-        let norm = weights.exact("norm.weight", &[spec.hidden])?;
-        let head = if config.tied { None } else { Some(weights.root_weight("lm_head.weight", &table)?) };
+        let norm = weights.exact("norm.weight", &[spec.hidden], Split::Whole)?;
+        let head = match config.tied {
+            true => None,
+            false => Some(weights.root_weight("lm_head.weight", &table, Split::Whole)?),
+        };
         let rope = weights.table("rope", &config.rope.table(spec.context.0 as usize), config.rope.rotary)?;
         Ok(Self { spec, eps: config.eps, embedding, rope, layers, norm, head })
     }

@@ -9,7 +9,7 @@ use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::{
     Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight,
-    OpError,
+    OpError, Split,
 };
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_kernels::reference::{self, Attention, Gdn, Inputs, Part, Summary, Token};
@@ -55,13 +55,25 @@ impl Noise {
 
 fn weight(device: &TestDevice, values: &[f32], shape: &[usize]) -> Weight {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let host = HostTensor { name: "test", shape: shape.to_vec(), dtype: Dtype::F32, bytes: &bytes };
+    let host = HostTensor {
+        name: "test",
+        shape: shape.to_vec(),
+        dtype: Dtype::F32,
+        bytes: &bytes,
+        split: Split::Whole,
+    };
     device.weight(&host).unwrap()
 }
 
 fn exact(device: &TestDevice, values: &[f32], shape: &[usize]) -> Weight {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let host = HostTensor { name: "test", shape: shape.to_vec(), dtype: Dtype::F32, bytes: &bytes };
+    let host = HostTensor {
+        name: "test",
+        shape: shape.to_vec(),
+        dtype: Dtype::F32,
+        bytes: &bytes,
+        split: Split::Whole,
+    };
     device.exact(&host).unwrap()
 }
 

@@ -95,12 +95,19 @@ fn half_precision_weights_are_widened_exactly() {
     let device = poisoned(1);
     // 1.5 in bf16 and in f16.
     for (dtype, bytes) in [(Dtype::Bf16, [0xc0, 0x3f]), (Dtype::F16, [0x00, 0x3e])] {
-        let host = HostTensor { name: "w", shape: vec![1, 2], dtype, bytes: &[bytes, bytes].concat() };
+        let host = HostTensor {
+            name: "w",
+            shape: vec![1, 2],
+            dtype,
+            bytes: &[bytes, bytes].concat(),
+            split: Split::Whole,
+        };
         let found =
             device.linear(&device.tensor(&[1.0, 2.0], 2).unwrap(), &device.weight(&host).unwrap()).unwrap();
         assert_eq!(device.to_host(&found).unwrap(), [4.5]);
     }
-    let short = HostTensor { name: "w", shape: vec![1, 2], dtype: Dtype::F32, bytes: &[0; 4] };
+    let short =
+        HostTensor { name: "w", shape: vec![1, 2], dtype: Dtype::F32, bytes: &[0; 4], split: Split::Whole };
     assert!(device.weight(&short).is_err());
 }
 

@@ -1,7 +1,7 @@
 //! The gated full-attention mixer of Qwen3-Next and Qwen3.5.
 
 use hypic_domain::model::FullShape;
-use hypic_kernels::op::{Device, FullInput, NormWeight, OpError};
+use hypic_kernels::op::{Device, FullInput, NormWeight, OpError, Split};
 use hypic_kernels::plan::Plan;
 
 use crate::config::Config;
@@ -35,16 +35,19 @@ impl<D: Device> FullLayer<D> {
             (0..shape.heads)
                 .flat_map(move |head| (0..shape.key).map(move |i| (2 * head + first) * shape.key + i))
         };
+        let (queries, mixed) = (shape.heads * shape.key, shape.heads * shape.value);
+        let (keys, values) = (shape.kv_heads * shape.key, shape.kv_heads * shape.value);
+        let by_heads = |rows: usize| Split::Rows(vec![rows]);
         Ok(Self {
             shape,
             eps: config.eps,
-            query: weights.place(&both.rows(half(0)))?,
-            gate: weights.place(&both.rows(half(1)))?,
-            key: weights.weight(&name("k_proj"), &[shape.kv_heads * shape.key, hidden])?,
-            value: weights.weight(&name("v_proj"), &[shape.kv_heads * shape.value, hidden])?,
-            query_norm: weights.exact(&name("q_norm"), &[shape.key])?,
-            key_norm: weights.exact(&name("k_norm"), &[shape.key])?,
-            out: weights.weight(&name("o_proj"), &[hidden, shape.heads * shape.value])?,
+            query: weights.place(&both.rows(half(0)), by_heads(queries))?,
+            gate: weights.place(&both.rows(half(1)), by_heads(queries))?,
+            key: weights.weight(&name("k_proj"), &[keys, hidden], by_heads(keys))?,
+            value: weights.weight(&name("v_proj"), &[values, hidden], by_heads(values))?,
+            query_norm: weights.exact(&name("q_norm"), &[shape.key], Split::Whole)?,
+            key_norm: weights.exact(&name("k_norm"), &[shape.key], Split::Whole)?,
+            out: weights.weight(&name("o_proj"), &[hidden, mixed], Split::Columns)?,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The gated delta net mixer of Qwen3-Next and Qwen3.5.
 
 use hypic_domain::model::LinearShape;
-use hypic_kernels::op::{Device, Gates, LinearInput, OpError};
+use hypic_kernels::op::{Device, Gates, LinearInput, OpError, Split};
 use hypic_kernels::plan::Plan;
 
 use crate::config::{Config, Naming};
@@ -35,12 +35,15 @@ impl<D: Device> LinearLayer<D> {
         let hidden = config.spec.hidden;
         let name = |part: &str| format!("layers.{layer}.linear_attn.{part}");
         let (keys, values) = (shape.key_heads * shape.key, shape.heads * shape.value);
+        let (channels, heads) = (shape.conv_channels(), shape.heads);
+        let by_channels = || Split::Rows(vec![keys, keys, values]);
+        let by_heads = |rows: usize| Split::Rows(vec![rows]);
         let (raw, gate, write, decay) = match config.naming {
             Naming::Qwen35 => (
-                weights.weight(&name("in_proj_qkv.weight"), &[shape.conv_channels(), hidden])?,
-                weights.weight(&name("in_proj_z.weight"), &[values, hidden])?,
-                weights.weight(&name("in_proj_b.weight"), &[shape.heads, hidden])?,
-                weights.weight(&name("in_proj_a.weight"), &[shape.heads, hidden])?,
+                weights.weight(&name("in_proj_qkv.weight"), &[channels, hidden], by_channels())?,
+                weights.weight(&name("in_proj_z.weight"), &[values, hidden], by_heads(values))?,
+                weights.weight(&name("in_proj_b.weight"), &[heads, hidden], by_heads(heads))?,
+                weights.weight(&name("in_proj_a.weight"), &[heads, hidden], by_heads(heads))?,
             ),
             Naming::Qwen3Next => {
                 // Per key head: its query, its key, the values and the gates of its value heads.
@@ -60,10 +63,10 @@ impl<D: Device> LinearLayer<D> {
                         .flat_map(move |head| (0..group).map(move |i| head * 2 * group + first + i))
                 };
                 (
-                    weights.place(&all.rows(raw))?,
-                    weights.place(&all.rows(of(2 * shape.key + wide, wide)))?,
-                    weights.place(&both.rows(gates(0)))?,
-                    weights.place(&both.rows(gates(group)))?,
+                    weights.place(&all.rows(raw), by_channels())?,
+                    weights.place(&all.rows(of(2 * shape.key + wide, wide)), by_heads(values))?,
+                    weights.place(&both.rows(gates(0)), by_heads(heads))?,
+                    weights.place(&both.rows(gates(group)), by_heads(heads))?,
                 )
             }
         };
@@ -74,11 +77,11 @@ impl<D: Device> LinearLayer<D> {
             gate,
             write,
             decay,
-            conv: weights.exact(&name("conv1d.weight"), &[shape.conv_channels(), shape.conv_kernel])?,
-            a_log: weights.exact(&name("A_log"), &[shape.heads])?,
-            dt_bias: weights.exact(&name("dt_bias"), &[shape.heads])?,
-            norm: weights.exact(&name("norm.weight"), &[shape.value])?,
-            out: weights.weight(&name("out_proj.weight"), &[hidden, values])?,
+            conv: weights.exact(&name("conv1d.weight"), &[channels, shape.conv_kernel], by_channels())?,
+            a_log: weights.exact(&name("A_log"), &[heads], by_heads(heads))?,
+            dt_bias: weights.exact(&name("dt_bias"), &[heads], by_heads(heads))?,
+            norm: weights.exact(&name("norm.weight"), &[shape.value], Split::Whole)?,
+            out: weights.weight(&name("out_proj.weight"), &[hidden, values], Split::Columns)?,
         })
     }
 

@@ -1,6 +1,6 @@
 //! The feed-forward parts: dense, `down(silu(gate(x)) * up(x))`, and a mixture of experts of that form.
 
-use hypic_kernels::op::{Device, ExpertShape, Experts, OpError};
+use hypic_kernels::op::{Device, ExpertShape, Experts, OpError, Split};
 
 use crate::config::FeedForward;
 use crate::error::LoadError;
@@ -65,8 +65,8 @@ impl<D: Device> Dense<D> {
         let gate = weights.read(&format!("{name}.gate_proj.weight"), &[width, hidden])?;
         let up = weights.read(&format!("{name}.up_proj.weight"), &[width, hidden])?;
         Ok(Self {
-            gate_up: weights.place(&gate.under(up))?,
-            down: weights.weight(&format!("{name}.down_proj.weight"), &[hidden, width])?,
+            gate_up: weights.place(&gate.under(up), Split::Rows(vec![width]))?,
+            down: weights.weight(&format!("{name}.down_proj.weight"), &[hidden, width], Split::Columns)?,
         })
     }
 
@@ -84,11 +84,12 @@ impl<D: Device> Mixture<D> {
     ) -> Result<Self, LoadError> {
         let ExpertShape { experts, intermediate: width, .. } = shape;
         let part = |part: &str| format!("{name}.experts.{part}");
+        let by_width = || Split::Rows(vec![width]);
         // Qwen3.5 keeps the experts in one tensor, Qwen3-Next each in its own.
         let (gate_up, down) = if weights.has(&part("gate_up_proj")) {
             (
-                weights.weight(&part("gate_up_proj"), &[experts, 2 * width, hidden])?,
-                weights.weight(&part("down_proj"), &[experts, hidden, width])?,
+                weights.weight(&part("gate_up_proj"), &[experts, 2 * width, hidden], by_width())?,
+                weights.weight(&part("down_proj"), &[experts, hidden, width], Split::Columns)?,
             )
         } else {
             let mut parts = (Vec::with_capacity(2 * experts), Vec::with_capacity(experts));
@@ -99,20 +100,20 @@ impl<D: Device> Mixture<D> {
                 parts.1.push(weights.read(&part("down"), &[hidden, width])?);
             }
             (
-                weights.place(&Stored::stacked(&part("gate_up"), parts.0))?,
-                weights.place(&Stored::stacked(&part("down"), parts.1))?,
+                weights.place(&Stored::stacked(&part("gate_up"), parts.0), by_width())?,
+                weights.place(&Stored::stacked(&part("down"), parts.1), Split::Columns)?,
             )
         };
         let shared = match shared {
             0 => None,
             shared => Some((
                 Dense::load(weights, &format!("{name}.shared_expert"), hidden, shared)?,
-                weights.weight(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
+                weights.weight(&format!("{name}.shared_expert_gate.weight"), &[1, hidden], Split::Whole)?,
             )),
         };
         Ok(Self {
             shape,
-            router: weights.weight(&format!("{name}.gate.weight"), &[experts, hidden])?,
+            router: weights.weight(&format!("{name}.gate.weight"), &[experts, hidden], Split::Whole)?,
             gate_up,
             down,
             shared,

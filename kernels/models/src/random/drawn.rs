@@ -60,7 +60,7 @@ impl Tensors for Drawn {
         let is_gate = name.ends_with("in_proj_a.weight") || name.ends_with("in_proj_b.weight");
         let scale = if is_gate { 0.5 } else { 1.0 } / (width as f32).sqrt();
         let outer = shape.iter().product::<usize>() / width.max(1);
-        Some(RandomMatrix { seed: self.draw.next(), shape: [outer, width], scale })
+        Some(RandomMatrix { seed: self.draw.next(), shape: [outer, width], scale, stride: width })
     }
 
     fn digest(&self) -> [u8; 32] {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use hypic_kernels::op::{Device, Export};
+use hypic_kernels::op::{Device, Export, HostLayer};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_models::Loaded;
 use hypic_models::model::Memory;
@@ -77,18 +77,25 @@ impl<'a, D: Device> Session<'a, D> {
     /// The same prompt, cut into segments that are built alone and composed; the last one stays live. Logits of the
     /// live rows.
     pub(crate) fn compose(&mut self, ids: &[u32]) -> Vec<f32> {
-        let segments: Vec<&[u32]> = ids.chunks(SEGMENT).collect();
+        let cached = ids.len().div_ceil(SEGMENT) - 1;
+        let tuples: Vec<_> = ids.chunks(SEGMENT).take(cached).map(|ids| self.build(ids)).collect();
+        self.compose_of(ids, tuples)
+    }
+
+    /// The same with tuples from wherever they are, one for each segment but the last.
+    pub(crate) fn compose_of(&mut self, ids: &[u32], tuples: Vec<Vec<HostLayer>>) -> Vec<f32> {
         let (mut live, mut ops, mut first) = (Vec::new(), Vec::new(), 0);
         let mut context = self.take_context();
-        for (number, segment) in segments.iter().enumerate() {
-            let is_last = number + 1 == segments.len();
-            let seam = if is_last { segment.len() } else { SEAM.min(segment.len()) };
+        let mut tuples = tuples.into_iter();
+        for segment in ids.chunks(SEGMENT) {
+            let tuple = tuples.next();
+            let seam = if tuple.is_some() { SEAM.min(segment.len()) } else { segment.len() };
             ops.push(RunOp::Rows(live.len()..live.len() + seam));
             live.extend_from_slice(&segment[..seam]);
             context.live.extend(first..first + seam as u32);
-            if !is_last {
+            if let Some(tuple) = tuple {
                 ops.push(RunOp::Apply { body: context.bodies.len(), rule: Rule::Compose });
-                let layers = self.build(segment);
+                let layers = self.import(tuple);
                 let (start, len) = (first + seam as u32, (segment.len() - seam) as u32);
                 context.bodies.push(PlacedBody { layers, start, len });
             }
@@ -100,7 +107,7 @@ impl<'a, D: Device> Session<'a, D> {
     }
 
     /// A segment from a zero state at position 0; what is recorded behind its seam.
-    fn build(&mut self, ids: &[u32]) -> Arc<BodyLayers<D>> {
+    pub(crate) fn build(&mut self, ids: &[u32]) -> Vec<HostLayer> {
         let spec = &self.loaded.spec;
         self.device.reset_slot(&mut self.states, BUILD).unwrap();
         let recording = Arc::new(Mutex::new(self.device.recording(spec).unwrap()));
@@ -111,9 +118,8 @@ impl<'a, D: Device> Session<'a, D> {
             bodies: Vec::new(),
         };
         let (_, context) = self.step(ids, (BUILD, context), vec![RunOp::Rows(0..ids.len())], Some(record));
-        let layers = BodyLayers::empty(spec.layers.len());
         let recording = recording.lock().unwrap();
-        for layer in 0..spec.layers.len() {
+        let export = |layer| {
             let export = Export {
                 layer,
                 spec,
@@ -125,10 +131,23 @@ impl<'a, D: Device> Session<'a, D> {
                 body: ids.len() - SEAM,
                 skip_below: 1e-3,
             };
-            let host = self.device.export(&export).unwrap();
+            self.device.export(&export).unwrap()
+        };
+        (0..spec.layers.len()).map(export).collect()
+    }
+
+    fn import(&mut self, tuple: Vec<HostLayer>) -> Arc<BodyLayers<D>> {
+        let spec = &self.loaded.spec;
+        let layers = BodyLayers::empty(spec.layers.len());
+        for (layer, host) in tuple.into_iter().enumerate() {
             layers.arrive(layer, self.device.import(layer, spec, &mut self.pages, host).unwrap());
         }
         Arc::new(layers)
+    }
+
+    /// The states of a linear layer behind all tokens so far.
+    pub(crate) fn state(&self, layer: usize) -> Vec<f32> {
+        self.device.slot_state(&self.states, SLOT, layer).unwrap()
     }
 
     /// The likeliest tokens behind `logits`, whose last row is the prompt's.

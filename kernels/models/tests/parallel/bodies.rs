@@ -1,0 +1,90 @@
+//! Ranks against one device, for every device that can be a rank.
+//!
+//! Prompts in one go and in steps, builds, composition and decode; tuples of either taken over by the other.
+
+use hypic_domain::tuple::Dtype;
+use hypic_kernels::op::{Device, HostLayer};
+use hypic_kernels::parallel::{Rank, TensorParallel};
+use hypic_kernels::tolerance::{Compared, bound, error};
+use hypic_models::Loaded;
+
+use crate::SEGMENT;
+use crate::session::Session;
+
+/// A device and the model on it.
+pub(crate) struct On<D: Device> {
+    pub(crate) device: D,
+    pub(crate) loaded: Loaded<D>,
+}
+
+impl<D: Device> On<D> {
+    /// `load` puts the model onto the device.
+    pub(crate) fn new(device: D, load: impl Fn(&D) -> Loaded<D>) -> Self {
+        let loaded = load(&device);
+        Self { device, loaded }
+    }
+
+    pub(crate) fn session(&self) -> Session<'_, D> {
+        Session::new(&self.device, &self.loaded)
+    }
+}
+
+fn close(what: &str, (found, right): (&[f32], &[f32]), compared: Compared, dtype: Dtype) {
+    let right: Vec<f64> = right.iter().map(|&value| f64::from(value)).collect();
+    let (error, bound) = (error(found, &right), bound(compared, dtype));
+    println!("{what}: {error:e}");
+    assert!(error <= bound, "{what}: {error:e} over {bound:e}");
+}
+
+/// Everything that is computed of a prompt of `ids` is, within the table's bounds, what one device computes.
+pub(crate) fn equal_one<D: Rank>(one: &On<D>, several: &On<TensorParallel<D>>, ids: &[u32], dtype: Dtype) {
+    let logits = |what: &str, found: &[f32], right: &[f32]| {
+        close(what, (found, right), Compared::Logits, dtype);
+    };
+    let (mut right, mut found) = (one.session(), several.session());
+    let whole = right.prefill(ids, 1000);
+    logits("whole prompt", &found.prefill(ids, 1000), &whole);
+    close("states of layer 0", (&found.state(0), &right.state(0)), Compared::State, dtype);
+    let next = &ids[..3];
+    let decoded = right.prefill(next, 1);
+    logits("decode", &found.prefill(next, 1), &decoded);
+    logits("steps of 37", &several.session().prefill(ids, 37), &whole);
+
+    let (mut right, mut found) = (one.session(), several.session());
+    let tuples = |build: &mut dyn FnMut(&[u32]) -> Vec<HostLayer>| -> Vec<Vec<HostLayer>> {
+        ids.chunks(SEGMENT).take(ids.len().div_ceil(SEGMENT) - 1).map(build).collect()
+    };
+    let (theirs, ours) = (tuples(&mut |ids| right.build(ids)), tuples(&mut |ids| found.build(ids)));
+    for (layer, (ours, theirs)) in ours.iter().flatten().zip(theirs.iter().flatten()).enumerate() {
+        same_parts(layer, (ours, theirs), dtype);
+    }
+    let composed = right.compose_of(ids, theirs.clone());
+    logits("composed", &found.compose_of(ids, ours.clone()), &composed);
+    let decoded = right.prefill(next, 1);
+    logits("decode behind it", &found.prefill(next, 1), &decoded);
+    logits("composed of one device's tuples", &several.session().compose_of(ids, theirs), &composed);
+    logits("the ranks' tuples on one device", &one.session().compose_of(ids, ours), &composed);
+}
+
+/// A tuple is the same whoever built it.
+fn same_parts(layer: usize, (ours, theirs): (&HostLayer, &HostLayer), dtype: Dtype) {
+    let compare = |what: &str, pair: (&[f32], &[f32])| {
+        close(&format!("{what} of part {layer}"), pair, Compared::Logits, dtype);
+    };
+    match (ours, theirs) {
+        (
+            HostLayer::Linear { live, transition, state, tail },
+            HostLayer::Linear { live: alive, transition: transitions, state: states, tail: tails },
+        ) => {
+            assert_eq!(live, alive);
+            compare("T", (transition, transitions));
+            compare("S", (state, states));
+            compare("tail", (tail, tails));
+        }
+        (HostLayer::Full { key, value }, HostLayer::Full { key: keys, value: values }) => {
+            compare("keys", (key, keys));
+            compare("values", (value, values));
+        }
+        _ => panic!("layers of two kinds"),
+    }
+}
