@@ -4,8 +4,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::config::key;
 use crate::error::LoadError;
+use crate::keys::key;
 
 /// Rows and columns of a block that shares a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

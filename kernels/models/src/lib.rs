@@ -9,6 +9,7 @@ pub mod canary;
 pub mod config;
 mod error;
 mod fp8;
+mod keys;
 mod layer;
 mod load;
 pub mod model;

@@ -4,8 +4,8 @@ use std::f64::consts::PI;
 
 use serde_json::{Map, Value};
 
-use crate::config::{key, number};
 use crate::error::LoadError;
+use crate::keys::{key, number};
 
 /// How a position becomes angles.
 #[derive(Clone, Debug, PartialEq)]

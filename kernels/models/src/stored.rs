@@ -57,10 +57,10 @@ impl Checkpoint {
         } else {
             let map = read_json(&index)?;
             let map = map.get("weight_map").and_then(Value::as_object);
-            let map = map.ok_or_else(|| crate::config::key("weight_map", "missing in the index"))?;
+            let map = map.ok_or_else(|| crate::keys::key("weight_map", "missing in the index"))?;
             let entry = |(name, value): (&String, &Value)| {
                 let entry = value.as_str().map(str::to_owned);
-                entry.ok_or_else(|| crate::config::key(format!("weight_map.{name}"), "not a file name"))
+                entry.ok_or_else(|| crate::keys::key(format!("weight_map.{name}"), "not a file name"))
             };
             let mut entries = map.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
             entries.sort();
