@@ -3,9 +3,6 @@
 #include "attention.cuh"
 #include "hopper.cuh"
 
-#define FOUR(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define THIRTY_TWO(d, j) FOUR(d, j), FOUR(d, j + 1), FOUR(d, j + 2), FOUR(d, j + 3), FOUR(d, j + 4), FOUR(d, j + 5), FOUR(d, j + 6), FOUR(d, j + 7)
-
 // D [64 x 64] += A [64 x 16] B [16 x 64], both in shared memory, K contiguous.
 DEV void wgmma_scores(float (&d)[8][4], uint64_t a, uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"

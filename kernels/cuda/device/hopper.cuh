@@ -25,6 +25,12 @@ DEV void bulk_store(void* to, uint32_t from, uint32_t bytes) {
 }
 DEV void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 DEV void bulk_store_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// ---- boxes of a matrix in global memory, with the 128-byte swizzle; beyond its edges zeros
+struct __align__(128) TensorMap { uint64_t words[16]; };
+DEV void load_box(uint32_t to, const TensorMap& matrix, int column, int row, uint32_t bar) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+               ::"r"(to), "l"(&matrix), "r"(column), "r"(row), "r"(bar) : "memory");
+}
 // ---- the barrier counts a thread once its copies of 16 bytes are done
 DEV void copies_arrive(uint32_t bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"); }
 // What ordinary stores wrote becomes visible to bulk copies and wgmma.
@@ -39,6 +45,8 @@ DEV void store_matrices(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint
 DEV void store_transposed(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }
+// silu to 20 bits: two instructions of the special unit.
+DEV float quick_silu(float x) { return __fdividef(x, 1.f + two_to(-1.44269504f * x)); }
 DEV float2 unpack(uint32_t x) { return __half22float2(*reinterpret_cast<__half2*>(&x)); }
 // x = hi + lo with 22 bits: two fp16 products give an fp32-like result when the other operand is fp16.
 DEV void split(float x, float y, uint32_t& hi, uint32_t& lo) {
@@ -55,6 +63,8 @@ DEV uint64_t tile_descriptor(uint32_t address, uint32_t far, uint32_t next) {
 DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> DEV void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+#define FOUR(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define THIRTY_TWO(d, j) FOUR(d, j), FOUR(d, j + 1), FOUR(d, j + 2), FOUR(d, j + 3), FOUR(d, j + 4), FOUR(d, j + 5), FOUR(d, j + 6), FOUR(d, j + 7)
 // D [64 x 64] = (ACC ? D : 0) + SIGN A [64 x 16] B [16 x 64], both in shared memory, K contiguous.
 template <int SIGN, int ACC> DEV void wgmma_64(float (&d)[32], uint64_t a, uint64_t b) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %35, 0;\n"

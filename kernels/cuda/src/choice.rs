@@ -44,6 +44,24 @@ pub fn attention_form(capability: Option<(i32, i32)>) -> AttentionForm {
     if capability == Some((9, 0)) { AttentionForm::Hopper } else { AttentionForm::Portable }
 }
 
+/// The forms of the products of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertsForm {
+    /// `mma.sync` in tiles of 64 rows, for every device; plain loops for fp32.
+    Portable,
+    /// wgmma in tiles of 128 rows, for bf16 on sm_90a.
+    Hopper,
+}
+
+/// Rows of an expert, on average, from which tiles of 128 pay.
+const HOPPER_EXPERT_ROWS: usize = 32;
+
+/// The form of the products of `experts` experts with `assignments` rows in all.
+pub fn experts_form(assignments: usize, experts: usize, capability: Option<(i32, i32)>) -> ExpertsForm {
+    let many = assignments >= HOPPER_EXPERT_ROWS * experts;
+    if many && capability == Some((9, 0)) { ExpertsForm::Hopper } else { ExpertsForm::Portable }
+}
+
 /// Jobs for each multiprocessor: enough that the last ones to end leave little of the device idle.
 const JOBS_PER_MULTIPROCESSOR: usize = 4;
 /// Below this, partial sums cost more than an idle multiprocessor.
@@ -79,6 +97,14 @@ mod tests {
         ] {
             assert_eq!(compose_form(family, shape, rows, bodies, capability), ComposeForm::Plain);
         }
+    }
+
+    #[test]
+    fn many_rows_for_each_expert_get_the_hopper_form() {
+        assert_eq!(experts_form(256 * 32, 256, Some((9, 0))), ExpertsForm::Hopper);
+        assert_eq!(experts_form(256 * 32 - 1, 256, Some((9, 0))), ExpertsForm::Portable);
+        assert_eq!(experts_form(256 * 32, 256, Some((8, 0))), ExpertsForm::Portable);
+        assert_eq!(experts_form(256 * 32, 256, None), ExpertsForm::Portable);
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct Routes {
     /// The assignment at each place, and the place of each assignment.
     order: Buffer<u32>,
     place_of: Buffer<u32>,
+    /// Of every portion, and of each expert within it: the first place. Those of the first portion are the experts'.
+    first: Buffer<u32>,
     jobs: Buffer<u32>,
     job_count: Buffer<u32>,
     most_jobs: usize,
@@ -74,13 +76,43 @@ pub fn route(device: &Device, chosen: Experts, experts: usize, top: usize) -> Re
         .int(assignments)
         .int(experts)
         .run()?;
-    Ok(Routes { chosen, weights, order, place_of, jobs, job_count, most_jobs, experts, top })
+    Ok(Routes { chosen, weights, order, place_of, first: counts, jobs, job_count, most_jobs, experts, top })
 }
 
 impl Routes {
     /// Rows of activations times what each chose.
     pub fn assignments(&self) -> usize {
         self.order.len()
+    }
+
+    pub(crate) fn experts(&self) -> usize {
+        self.experts
+    }
+
+    pub(crate) fn order(&self) -> &Buffer<u32> {
+        &self.order
+    }
+
+    /// The first place of each expert, `[experts]` and more.
+    pub(crate) fn first_places(&self) -> &Buffer<u32> {
+        &self.first
+    }
+
+    /// Checks the operands of a product, and returns how many places share a row of `x`, 0 where each has its own.
+    pub(crate) fn check<E: Float>(
+        &self,
+        (x, sent): (&Buffer<E>, Sent),
+        weight: &Buffer<E>,
+        [outer, inner]: [usize; 2],
+    ) -> Result<usize> {
+        let (rows, top) = match sent {
+            Sent::Rows => (self.assignments() / self.top, self.top),
+            Sent::Assigned => (self.assignments(), 0),
+        };
+        Error::unless(x.len() == rows * inner, "the rows", rows * inner, x.len())?;
+        let size = self.experts * outer * inner;
+        Error::unless(weight.len() == size, "the weights of the experts", size, weight.len())?;
+        Ok(top)
     }
 
     /// `y [assignments, outer]`: every assignment's row of `x` `[.., inner]` times its expert's matrix of `weight`
@@ -97,13 +129,7 @@ impl Routes {
         [outer, inner]: [usize; 2],
     ) -> Result<()> {
         let assignments = self.assignments();
-        let (rows, top) = match sent {
-            Sent::Rows => (assignments / self.top, self.top),
-            Sent::Assigned => (assignments, 0),
-        };
-        Error::unless(x.len() == rows * inner, "the rows", rows * inner, x.len())?;
-        let size = self.experts * outer * inner;
-        Error::unless(weight.len() == size, "the weights of the experts", size, weight.len())?;
+        let top = self.check((x, sent), weight, [outer, inner])?;
         Error::unless(y.len() == assignments * outer, "the products", assignments * outer, y.len())?;
         if E::NAME == f32::NAME {
             let grid = [assignments, outer.div_ceil(64), 1];

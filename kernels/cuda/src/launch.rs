@@ -2,6 +2,9 @@
 
 use std::marker::PhantomData;
 
+#[cfg(feature = "cuda")]
+use hypic_domain::tuple::Dtype;
+
 use crate::device::Backend;
 use crate::memory::{Element, Float};
 use crate::{Buffer, Device, Error, Result};
@@ -15,6 +18,8 @@ pub(crate) struct Launch<'a> {
     threads: u32,
     shared: u32,
     arguments: Vec<u64>,
+    #[cfg(feature = "cuda")]
+    boxes: Option<TensorMap>,
     borrowed: PhantomData<&'a mut ()>,
 }
 
@@ -32,6 +37,8 @@ impl<'a> Launch<'a> {
             threads: threads as u32,
             shared: 0,
             arguments: Vec::with_capacity(16),
+            #[cfg(feature = "cuda")]
+            boxes: None,
             borrowed: PhantomData,
         }
     }
@@ -45,6 +52,29 @@ impl<'a> Launch<'a> {
     pub(crate) fn read<T: Element>(mut self, buffer: &'a Buffer<T>) -> Self {
         self.arguments.push(buffer.address());
         self
+    }
+
+    /// The first parameter of all: a matrix `[rows, columns]` of bf16 for the copy engine, which brings boxes of `size` rows
+    /// and columns with the 128-byte swizzle.
+    pub(crate) fn boxes<E: Float>(
+        mut self,
+        matrix: &'a Buffer<E>,
+        [rows, columns]: [usize; 2],
+        size: [usize; 2],
+    ) -> Result<Self> {
+        Error::unless(matrix.len() == rows * columns, "the matrix", rows * columns, matrix.len())?;
+        match &*self.device.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) if E::DTYPE == Dtype::Bf16 => {
+                // SAFETY: the size was checked above; the matrix is borrowed until the launch has run.
+                self.boxes = Some(unsafe { TensorMap::new(matrix.address(), [rows, columns], size) }?);
+                Ok(self)
+            }
+            _ => {
+                let _ = (&mut self, size);
+                Err(Error::FindKernel { kernel: self.kernel })
+            }
+        }
     }
 
     pub(crate) fn write<T: Element>(mut self, buffer: &'a mut Buffer<T>) -> Self {
@@ -84,8 +114,10 @@ impl<'a> Launch<'a> {
         if self.grid.contains(&0) {
             return Ok(());
         }
-        let mut pointers: Vec<*mut std::ffi::c_void> =
-            self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast()).collect();
+        let arguments = self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
+        #[cfg(feature = "cuda")]
+        let arguments = self.boxes.iter_mut().map(|map| std::ptr::from_mut(map).cast()).chain(arguments);
+        let mut pointers: Vec<*mut std::ffi::c_void> = arguments.collect();
         match &*self.device.backend {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
@@ -130,6 +162,45 @@ impl<'a> Launch<'a> {
                 Err(Error::RunFibers { kernel: self.kernel, fault })
             }
         }
+    }
+}
+
+/// A matrix as the copy engine reads boxes of it: a parameter of kernels.
+#[cfg(feature = "cuda")]
+#[repr(transparent)]
+struct TensorMap(cudarc::driver::sys::CUtensorMap);
+
+#[cfg(feature = "cuda")]
+impl TensorMap {
+    /// Boxes of `size`, rows and columns, of a row-major matrix of bf16 `[rows, columns]`, with the 128-byte swizzle.
+    ///
+    /// # Safety
+    /// As many values lie at `address` as long as kernels use the map.
+    unsafe fn new(address: u64, [rows, columns]: [usize; 2], size: [usize; 2]) -> Result<Self> {
+        use cudarc::driver::sys as driver;
+        let mut map = driver::CUtensorMap { opaque: [0; 16] };
+        let (sizes, stride) = ([columns as u64, rows as u64], columns as u64 * 2);
+        let (size, steps) = ([size[1] as u32, size[0] as u32], [1, 1]);
+        // SAFETY: the map is written, the arrays have the rank's length and are only read; the driver refuses what the
+        // copy engine cannot read.
+        let status = unsafe {
+            driver::cuTensorMapEncodeTiled(
+                &raw mut map,
+                driver::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                2,
+                address as *mut std::ffi::c_void,
+                sizes.as_ptr(),
+                &raw const stride,
+                size.as_ptr(),
+                steps.as_ptr(),
+                driver::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                driver::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                driver::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                driver::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        status.result().map_err(crate::sys::failed("describe a matrix to the copy engine"))?;
+        Ok(Self(map))
     }
 }
 

@@ -34,6 +34,7 @@ mod conv_warm;
 mod device;
 mod error;
 mod experts;
+mod experts_hopper;
 mod gdn_chunks;
 mod graph;
 #[allow(unsafe_code)]
@@ -57,7 +58,7 @@ mod view;
 
 pub use attention::{Attention, attention, attention_as, store_kv};
 pub use checksum::checksum;
-pub use choice::{AttentionForm, ComposeForm, attention_form, compose_form};
+pub use choice::{AttentionForm, ComposeForm, ExpertsForm, attention_form, compose_form, experts_form};
 pub use compose_seam::{ComposeSeam, Scratch, compose_seam};
 pub use contexts::{Context, Contexts, Token};
 pub use contract::CudaDevice;

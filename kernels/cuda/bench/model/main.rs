@@ -1,8 +1,10 @@
 //! A whole model of the 35B-A3B shape with random weights on one GPU: the figures of DESIGN §8 that need one.
 //!
-//! `model OUT.json [LAYERS]`, layers in fours, 40 for the whole model: cold prefill of 32k tokens, the ops of a layer, a
-//! warm prompt of 64 cached bodies with seams of 8, one more body, and decode of 1, 32 and 128 sequences. Launches are
-//! eager: no CUDA graphs. Beside them how far composed logits are from recomputed ones. Figures are medians of wall time from the plan to logits on the host.
+//! `model OUT.json [LAYERS] [prefill] [layers] [ops] [warm] [decode] [composed]`, layers in fours, 40 for the whole model,
+//! all parts or the named ones: cold prefill of 32k tokens, one layer of it by itself, the ops of a layer, a warm prompt of
+//! 64 cached bodies with seams of 8 and one more body, decode of 1, 32 and 128 sequences, and how far composed logits are
+//! from recomputed ones. Launches are eager: no CUDA graphs. Figures are medians of wall time from the plan to logits on
+//! the host.
 
 mod composed;
 
@@ -252,6 +254,23 @@ impl Bench {
         )
     }
 
+    /// Prompts of bodies that are built first, and what one more of them costs.
+    fn cached(&mut self, note: &mut impl FnMut(&str, f64)) -> Result<()> {
+        let (mut bodies, mut builds) = (Vec::new(), Vec::new());
+        for _ in 0..BUILT {
+            let (body, ms) = self.build()?;
+            bodies.push(body);
+            builds.push(ms);
+        }
+        builds.sort_by(f64::total_cmp);
+        note("build_512", builds[BUILT / 2]);
+        let warm = self.median(REPEATS, |b| b.warm(&bodies, SEGMENTS))?;
+        note("warm_32k", warm);
+        let half = self.median(REPEATS, |b| b.warm(&bodies, SEGMENTS / 2))?;
+        note("added_segment", (warm - half) / (SEGMENTS / 2) as f64);
+        Ok(())
+    }
+
     /// One token of each of `batch` sequences with [`DECODING`] live tokens; without a need only the layers.
     fn decode(&mut self, batch: usize, need: Option<Need>) -> Result<f64> {
         let each = DECODING / PAGE;
@@ -275,6 +294,8 @@ fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
     let out = words.next().context("name the file for the results")?;
     let layers = words.next().map_or(Ok(40), |word| word.parse()).context("read the number of layers")?;
+    let parts: Vec<String> = words.collect();
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
     let device: Gpu = CudaDevice::new(Device::cuda(0)?, SEGMENTS * SEGMENT);
     let begun = Instant::now();
     let loaded = random::load(&device, &shape(layers))?;
@@ -291,26 +312,23 @@ fn main() -> Result<()> {
         println!("{name:<28} {ms:>10.2} ms");
         figures.insert(name.to_owned(), json!(ms));
     };
-    for step in [2048, 8192, PROMPT] {
-        note(&format!("prefill_32k_steps_of_{step}"), bench.median(2, |b| b.prefill(PROMPT, step))?);
+    if wanted("prefill") {
+        for step in [2048, 8192, PROMPT] {
+            note(&format!("prefill_32k_steps_of_{step}"), bench.median(2, |b| b.prefill(PROMPT, step))?);
+        }
     }
-    let [linear, full] = bench.layers(PROMPT)?;
-    note("linear_layer_32k", linear);
-    note("full_layer_32k", full);
-    bench.ops(PROMPT, &mut note)?;
-    let (mut bodies, mut builds) = (Vec::new(), Vec::new());
-    for _ in 0..BUILT {
-        let (body, ms) = bench.build()?;
-        bodies.push(body);
-        builds.push(ms);
+    if wanted("layers") {
+        let [linear, full] = bench.layers(PROMPT)?;
+        note("linear_layer_32k", linear);
+        note("full_layer_32k", full);
     }
-    builds.sort_by(f64::total_cmp);
-    note("build_512", builds[BUILT / 2]);
-    let warm = bench.median(REPEATS, |b| b.warm(&bodies, SEGMENTS))?;
-    note("warm_32k", warm);
-    let half = bench.median(REPEATS, |b| b.warm(&bodies, SEGMENTS / 2))?;
-    note("added_segment", (warm - half) / (SEGMENTS / 2) as f64);
-    for batch in [1, 32, MOST] {
+    if wanted("ops") {
+        bench.ops(PROMPT, &mut note)?;
+    }
+    if wanted("warm") {
+        bench.cached(&mut note)?;
+    }
+    for batch in [1, 32, MOST].into_iter().filter(|_| wanted("decode")) {
         note(&format!("decode_b{batch}_layers"), bench.median(REPEATS, |b| b.decode(batch, None))?);
         for (suffix, need) in [("", Need::Largest(1)), ("_top20", Need::Largest(20)), ("_rows", Need::All)] {
             let ms = bench.median(REPEATS, |b| b.decode(batch, Some(need)))?;
@@ -318,7 +336,8 @@ fn main() -> Result<()> {
             println!("{:<28} {:>10.0} tokens/s", "", batch as f64 / ms * 1e3);
         }
     }
-    for (what, composed::Distance { most, kl, same }) in bench.composed()? {
+    let composed = if wanted("composed") { Some(bench.composed()?) } else { None };
+    for (what, composed::Distance { most, kl, same }) in composed.into_iter().flatten() {
         println!(
             "{what:<28} largest difference {most:.3}, KL {kl:.2e}, same largest in {same} of {QUERY} rows"
         );

@@ -6,7 +6,7 @@ use hypic_kernels::op::{Experts, OpError};
 use super::memory::Tensor;
 use super::{CudaDevice, product_of};
 use crate::memory::Float;
-use crate::{Buffer, Sent, choose_experts, product, route, swiglu};
+use crate::{Buffer, ExpertsForm, Sent, choose_experts, experts_form, product, route, swiglu};
 
 const OP: &str = "experts";
 
@@ -31,12 +31,22 @@ pub(super) fn experts<E: Float>(
         let chosen = choose_experts(gpu, &logits, count, shape.top, shape.renormalise)?;
         let routes = route(gpu, chosen, count, shape.top)?;
         let assigned = routes.assignments();
-        let mut both: Buffer<E> = device.output(assigned * 2 * width)?;
-        routes.multiply(gpu, (&x.values, Sent::Rows), gate_up, &mut both, [2 * width, hidden])?;
         let mut inner: Buffer<E> = device.output(assigned * width)?;
-        swiglu(gpu, &both, width, &mut inner)?;
         let mut said: Buffer<E> = device.output(assigned * hidden)?;
-        routes.multiply(gpu, (&inner, Sent::Assigned), down, &mut said, [hidden, width])?;
+        let is_exact = E::NAME == f32::NAME;
+        match experts_form(assigned, count, gpu.capability().filter(|_| !is_exact)) {
+            ExpertsForm::Hopper => {
+                routes.gate_hopper(gpu, &x.values, gate_up, &mut inner, [width, hidden])?;
+                let sent = (&inner, Sent::Assigned);
+                routes.multiply_hopper(gpu, sent, down, &mut said, [hidden, width])?;
+            }
+            ExpertsForm::Portable => {
+                let mut both: Buffer<E> = device.output(assigned * 2 * width)?;
+                routes.multiply(gpu, (&x.values, Sent::Rows), gate_up, &mut both, [2 * width, hidden])?;
+                swiglu(gpu, &both, width, &mut inner)?;
+                routes.multiply(gpu, (&inner, Sent::Assigned), down, &mut said, [hidden, width])?;
+            }
+        }
         routes.combine(gpu, &said, out, hidden)
     })
 }
