@@ -2,44 +2,73 @@
 //
 // A span is rows of one sequence that follow each other; what stands to the left of its first row lies elsewhere: in the sequence's
 // tail, in the tail of a cached body, in other rows of the step, or nowhere (zeros). A table names these rows by address.
-#include "dev.cuh"
+#include "four.cuh"
 
-constexpr int TAPS = 4, ROWS_PER_BLOCK = 16;
+constexpr int TAPS = 4, ROWS_PER_BLOCK = 16, AT_ONCE = 4;
 
 // x [rows, channels]: raw queries, keys, values. taps [channels, TAPS], oldest first. span_of [rows];
 // first_of [spans]; left [spans, TAPS - 1]: addresses of rows of `channels` values, oldest first, 0 for zeros.
-// q, k [rows, key heads, width], v [rows, heads, width]. One block for some rows of a head, one thread for each channel.
+// q, k [rows, key heads, width], v [rows, heads, width]; width a multiple of 4, at most 128. One warp for some rows of a head, four
+// channels in a thread, which keeps the rows to the left.
 template <class E>
 DEV void conv_warm(const E* __restrict__ x, const float* __restrict__ taps, const uint32_t* __restrict__ span_of,
                    const uint32_t* __restrict__ first_of, const uint64_t* __restrict__ left, E* __restrict__ q, E* __restrict__ k,
                    E* __restrict__ v, int rows, int key_heads, int heads, int width) {
-  SHARED float part[4];
-  const int head = blockIdx.y, channels = (2 * key_heads + heads) * width, i = threadIdx.x, channel = head * width + i;
+  const int head = blockIdx.y * 4 + threadIdx.x / 32, channels = (2 * key_heads + heads) * width, i = threadIdx.x % 32 * 4;
+  if (head >= 2 * key_heads + heads) return;
+  const bool works = i < width;
+  const int channel = head * width + i;
   const int row0 = blockIdx.x * ROWS_PER_BLOCK, end = row0 + ROWS_PER_BLOCK < rows ? row0 + ROWS_PER_BLOCK : rows;
-  float weights[TAPS] = {};
-  if (i < width)
-    for (int tap = 0; tap < TAPS; ++tap) weights[tap] = taps[(size_t)channel * TAPS + tap];
-  for (int row = row0; row < end; ++row) {
-    const int span = (int)span_of[row], place = row - (int)first_of[span];
-    float y = 0.f;
-    if (i < width) {
+  const bool is_q = head < key_heads, is_k = !is_q && head < 2 * key_heads;
+  E* to = is_q ? q + channel : is_k ? k + channel - key_heads * width : v + channel - 2 * key_heads * width;
+  const size_t stride = (size_t)(is_q || is_k ? key_heads : heads) * width;
+  const float scale = is_q ? 1.f / sqrtf((float)width) : 1.f;
+  Four weights[4] = {}, window[TAPS - 1 + AT_ONCE] = {};  // of each channel; of each row, oldest first
+  if (works) {
 #pragma unroll
-      for (int tap = 0; tap < TAPS; ++tap) {
-        const int before = TAPS - 1 - tap;
-        const E* from = x + (size_t)(row - before) * channels;
-        if (place < before) from = (const E*)left[(size_t)span * (TAPS - 1) + place + tap];
-        y += from == nullptr ? 0.f : weights[tap] * f32(from[channel]);
+    for (int j = 0; j < 4; ++j) weights[j] = read_four(taps + (size_t)(channel + j) * TAPS);
+  }
+  for (int first = row0; first < end; first += AT_ONCE) {
+    int spans[AT_ONCE], places[AT_ONCE];
+#pragma unroll
+    for (int r = 0; r < AT_ONCE; ++r) {
+      const int row = first + r < end ? first + r : end - 1;
+      if (works) window[TAPS - 1 + r] = read_four(x + (size_t)row * channels + channel);
+      spans[r] = (int)span_of[row];
+      places[r] = row - (int)first_of[spans[r]];
+    }
+#pragma unroll
+    for (int r = 0; r < AT_ONCE; ++r) {
+      const int row = first + r;
+      if (row >= end) break;
+      if (works && (row == row0 || places[r] == 0)) {
+#pragma unroll
+        for (int tap = 0; tap < TAPS - 1; ++tap) {
+          const int before = TAPS - 1 - tap;
+          const E* from = x + (size_t)(row - before) * channels;
+          if (places[r] < before) from = (const E*)left[(size_t)spans[r] * (TAPS - 1) + places[r] + tap];
+          window[r + tap] = from == nullptr ? Four{} : read_four(from + channel);
+        }
       }
-      y = silu(y);
+      Four y = {};
+      float squares = 0.f;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int tap = 0; tap < TAPS; ++tap) y.at[j] += weights[j].at[tap] * window[r + tap].at[j];
+        y.at[j] = silu(y.at[j]);
+        squares += y.at[j] * y.at[j];
+      }
+      if (is_q || is_k) {
+        for (int m = 16; m; m >>= 1) squares += shuffle_xor(squares, m);
+        const float factor = scale / sqrtf(squares + 1e-6f);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) y.at[j] *= factor;
+      }
+      if (works) write_four(to + (size_t)row * stride, y);
     }
-    if (head < 2 * key_heads) {
-      const float scale = head < key_heads ? 1.f / sqrtf((float)width) : 1.f;
-      y *= scale / sqrtf(block_sum<128>(y * y, part) + 1e-6f);
-    }
-    if (i >= width) continue;
-    if (head < key_heads) store(q[((size_t)row * key_heads + head) * width + i], y);
-    else if (head < 2 * key_heads) store(k[((size_t)row * key_heads + head - key_heads) * width + i], y);
-    else store(v[((size_t)row * heads + head - 2 * key_heads) * width + i], y);
+#pragma unroll
+    for (int tap = 0; tap < TAPS - 1; ++tap) window[tap] = window[tap + AT_ONCE];
   }
 }
 

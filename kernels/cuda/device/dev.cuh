@@ -32,12 +32,15 @@ DEV void store(float& at, float x) { at = x; }
 DEV uint8_t to_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 DEV float from_e4m3(uint8_t x) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, __NV_E4M3))); }
 DEV float from_bits(uint32_t v) { return __uint_as_float(v); }
+DEV uint32_t to_bits(float x) { return __float_as_uint(x); }
 // 2^x to 22 bits, zero below 2^-126: one instruction, where exp2f takes four.
 DEV float two_to(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// To 22 bits, zero where y is over 2^126.
+DEV float quotient(float x, float y) { return __fdividef(x, y); }
 // The compiler must not see that this number is the same in every pass of a loop: it would keep dozens of addresses in registers, and spill.
 template <class T> DEV T again(T number) {
   asm volatile("" : "+r"(number));
@@ -53,8 +56,8 @@ DEV uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 // Kernels on rows exist for both formats of activations: KERNELS(type, suffix) once for each.
 #define FOR_EACH_FLOAT(KERNELS) KERNELS(bf16, bf16) KERNELS(float, f32)
 
-DEV float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
-DEV float silu(float x) { return x / (1.f + expf(-x)); }
+DEV float sigmoid(float x) { return quotient(1.f, 1.f + expf(-x)); }
+DEV float silu(float x) { return quotient(x, 1.f + expf(-x)); }
 
 // Sum over the block, the same value in every thread. `part` holds one float per warp.
 template <int THREADS> DEV float block_sum(float x, float* part) {

@@ -1,6 +1,6 @@
 // A mixture of experts: assignments (row, place among the row's chosen) in the order of experts, products of each expert's rows with its
 // own weights, and the weighted sum of what a row's experts say.
-#include "tensor.cuh"
+#include "four.cuh"
 
 constexpr int PORTION = 1024;  // assignments that one block counts and places
 constexpr int TILE_M = 64, TILE_N = 128, TILE_K = 64, STAGES = 3;
@@ -175,16 +175,27 @@ KERNEL(32, experts_f32)(const float* __restrict__ x, const float* __restrict__ w
 }
 REGISTER(experts_f32)
 
-// out [rows, width] = the sum over a row's `top` assignments of weight times what its expert said. One block per row.
+// out [rows, width] = the sum over a row's `top` assignments of weight times what its expert said; width a multiple of 4. One block per
+// row.
+template <class E>
+DEV void combine_experts(const E* __restrict__ y, const float* __restrict__ weights, const uint32_t* __restrict__ place_of, E* __restrict__ out,
+                         int width, int top) {
+  const size_t first = (size_t)blockIdx.x * top;
+  for (int i = 4 * threadIdx.x; i < width; i += 512) {
+    Four sum = {};
+#pragma unroll 8
+    for (int k = 0; k < top; ++k) {
+      const Four said = read_four(y + (size_t)place_of[first + k] * width + i);
+      const float weight = weights[first + k];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum.at[j] += weight * said.at[j];
+    }
+    write_four(out + (size_t)blockIdx.x * width + i, sum);
+  }
+}
 #define COMBINE(E, suffix)                                                                                                           \
-  KERNEL(128, combine_experts_##suffix)(const E* __restrict__ y, const float* __restrict__ weights,                                  \
-                                        const uint32_t* __restrict__ place_of, E* __restrict__ out, int width, int top) {            \
-    const size_t first = (size_t)blockIdx.x * top;                                                                                   \
-    for (int i = threadIdx.x; i < width; i += 128) {                                                                                 \
-      float sum = 0.f;                                                                                                               \
-      for (int k = 0; k < top; ++k) sum += weights[first + k] * f32(y[(size_t)place_of[first + k] * width + i]);                     \
-      store(out[(size_t)blockIdx.x * width + i], sum);                                                                               \
-    }                                                                                                                                \
+  KERNEL(128, combine_experts_##suffix)(const E* y, const float* weights, const uint32_t* place_of, E* out, int width, int top) {    \
+    combine_experts(y, weights, place_of, out, width, top);                                                                          \
   }                                                                                                                                  \
   REGISTER(combine_experts_##suffix)
 FOR_EACH_FLOAT(COMBINE)

@@ -28,6 +28,7 @@
 
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 static thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+struct uint2 { uint32_t x, y; };
 struct uint4 { uint32_t x, y, z, w; };
 
 struct bf16 { uint16_t bits; };
@@ -36,6 +37,7 @@ DEV float from_bits(uint32_t v) { float f; memcpy(&f, &v, 4); return f; }
 DEV uint32_t to_bits(float f) { uint32_t v; memcpy(&v, &f, 4); return v; }
 template <class T> DEV T again(T number) { return number; }
 DEV float two_to(float x) { return exp2f(x); }
+DEV float quotient(float x, float y) { return x / y; }
 DEV float f32(bf16 x) { return from_bits((uint32_t)x.bits << 16); }
 DEV float f32(f16 x) {
   uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, exponent = (x.bits >> 10) & 31, mantissa = x.bits & 1023;

@@ -1,5 +1,5 @@
 // Norms and gates. Weights are fp32, rows bf16 or fp32.
-#include "dev.cuh"
+#include "four.cuh"
 
 // Sum over the threads of a row: a block, or one of its four warps where rows are narrow.
 template <int THREADS> DEV float row_sum(float x) {
@@ -9,16 +9,35 @@ template <int THREADS> DEV float row_sum(float x) {
   return x;
 }
 
+// Fours of one row: those of this thread, THREADS for each row. `whole` says that a row is whole fours.
+#define OWN_FOURS(i) for (uint32_t i = 4 * first; i < (uint32_t)width; i += 4 * THREADS)
+
+template <int THREADS, class E> DEV float inverse_rms(const E* __restrict__ row, int first, int width, float eps) {
+  const bool whole = width % 4 == 0;
+  float squares = 0.f;
+  OWN_FOURS(i) {
+    const Four v = read_part(row + i, whole, width - i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) squares += v.at[j] * v.at[j];
+  }
+  return 1.f / sqrtf(row_sum<THREADS>(squares) / width + eps);
+}
+
 // y = x / rms(x) * (offset + w), offset 1 for zero-centred weights. x, y [rows, width]; THREADS for each row.
 template <int THREADS, class E>
 DEV void rms_norm(const E* __restrict__ x, const float* __restrict__ w, E* __restrict__ y, int rows, int width, float offset, float eps) {
   const int row = blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = threadIdx.x % THREADS;
   if (row >= rows) return;
   const size_t at = (size_t)row * width;
-  float squares = 0.f;
-  for (int i = first; i < width; i += THREADS) squares += f32(x[at + i]) * f32(x[at + i]);
-  const float scale = 1.f / sqrtf(row_sum<THREADS>(squares) / width + eps);
-  for (int i = first; i < width; i += THREADS) store(y[at + i], f32(x[at + i]) * scale * (offset + w[i]));
+  const bool whole = width % 4 == 0;
+  const float scale = inverse_rms<THREADS>(x + at, first, width, eps);
+  OWN_FOURS(i) {
+    Four v = read_part(x + at + i, whole, width - i);
+    const Four weight = read_part(w + i, whole, width - i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v.at[j] *= scale * (offset + weight.at[j]);
+    write_part(y + at + i, v, whole, width - i);
+  }
 }
 
 // y = x / rms(x) * w * silu(z) over each head. x, z, y [rows, width].
@@ -27,10 +46,15 @@ DEV void gated_norm(const E* __restrict__ x, const E* __restrict__ z, const floa
   const int row = blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = threadIdx.x % THREADS;
   if (row >= rows) return;
   const size_t at = (size_t)row * width;
-  float squares = 0.f;
-  for (int i = first; i < width; i += THREADS) squares += f32(x[at + i]) * f32(x[at + i]);
-  const float scale = 1.f / sqrtf(row_sum<THREADS>(squares) / width + eps);
-  for (int i = first; i < width; i += THREADS) store(y[at + i], f32(x[at + i]) * scale * w[i] * silu(f32(z[at + i])));
+  const bool whole = width % 4 == 0;
+  const float scale = inverse_rms<THREADS>(x + at, first, width, eps);
+  OWN_FOURS(i) {
+    Four v = read_part(x + at + i, whole, width - i);
+    const Four gate = read_part(z + at + i, whole, width - i), weight = read_part(w + i, whole, width - i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v.at[j] *= scale * weight.at[j] * silu(gate.at[j]);
+    write_part(y + at + i, v, whole, width - i);
+  }
 }
 
 // gate = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b). a, b, gate, beta [count] = [rows, heads]; a_log, dt_bias [heads].

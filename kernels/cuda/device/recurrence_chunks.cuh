@@ -6,11 +6,10 @@
 // No exponent is above zero, so that no decay can overflow. A warp has 16 columns of X, transposed, as accumulators: each product's
 // result is the next one's operand as it lies in the registers. Operands are fp16, sums fp32.
 #pragma once
+#include "four.cuh"
 #include "recurrence.cuh"
-#include "tensor.cuh"
 
 constexpr int CHUNK_ROWS = 16;
-struct alignas(16) Four { float at[4]; };
 template <int N, int M> DEV const float* flat(const Four (&rows)[N][M]) { return rows[0][0].at; }
 
 // Sums of 2 HALF values over as many lanes: lane l is left with the sum of value l, in the first place.

@@ -1,5 +1,5 @@
 // Element-wise work on packed rows, and the choice of experts.
-#include "dev.cuh"
+#include "four.cuh"
 
 // y = table[ids], rows of `units` times 16 bytes, of an embedding or of activations. One block per row.
 KERNEL(128, gather_rows)(const uint8_t* __restrict__ table, const uint32_t* __restrict__ ids, uint8_t* __restrict__ y, int units) {
@@ -15,27 +15,62 @@ KERNEL(128, narrow_rows)(const float* __restrict__ x, bf16* __restrict__ y, uint
 }
 REGISTER(narrow_rows)
 
-// Element-wise: a fixed number of blocks passes over all elements.
-#define EACH(i, count) for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < (count); i += gridDim.x * 128)
+// Element-wise: a fixed number of blocks passes over all elements, in fours.
+#define EACH_FOUR(i, count) for (uint32_t i = 4 * (blockIdx.x * 128 + threadIdx.x); i < (count); i += gridDim.x * 512)
+
+// x += y.
+template <class E> DEV void add_rows(E* x, const E* __restrict__ y, uint32_t count) {
+  EACH_FOUR(i, count) {
+    const uint32_t left = count - i;
+    Four sum = read_part(x + i, left >= 4, left);
+    const Four more = read_part(y + i, left >= 4, left);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum.at[j] += more.at[j];
+    write_part(x + i, sum, left >= 4, left);
+  }
+}
+// x *= sigmoid(gate), one gate for `each` values.
+template <class E> DEV void sigmoid_gate(E* x, const E* __restrict__ gate, uint32_t count, uint32_t each) {
+  EACH_FOUR(i, count) {
+    const uint32_t left = count - i;
+    Four scaled = read_part(x + i, left >= 4, left), gates = {};
+    if (each == 1) {
+      gates = read_part(gate + i, left >= 4, left);
+    } else {
+      uint32_t number = i / each, place = i % each;
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j)
+        if (j < left) {
+          gates.at[j] = f32(gate[number]);
+          if (++place == each) {
+            place = 0;
+            ++number;
+          }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) scaled.at[j] *= sigmoid(gates.at[j]);
+    write_part(x + i, scaled, left >= 4, left);
+  }
+}
+// y [rows, width] = silu(x[.., :width]) * x[.., width:], width a multiple of 4.
+template <class E> DEV void swiglu(const E* __restrict__ x, E* __restrict__ y, uint32_t count, uint32_t width) {
+  EACH_FOUR(i, count) {
+    const E* const from = x + (size_t)(i / width) * 2 * width + i % width;
+    Four gate = read_four(from);
+    const Four up = read_four(from + width);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) gate.at[j] = silu(gate.at[j]) * up.at[j];
+    write_four(y + i, gate);
+  }
+}
 
 #define ROW_KERNELS(E, suffix)                                                                                                       \
-  /* x += y. */                                                                                                                      \
-  KERNEL(128, add_rows_##suffix)(E* x, const E* __restrict__ y, uint32_t count) {                                                    \
-    EACH(i, count) store(x[i], f32(x[i]) + f32(y[i]));                                                                               \
-  }                                                                                                                                  \
+  KERNEL(128, add_rows_##suffix)(E* x, const E* y, uint32_t count) { add_rows(x, y, count); }                                        \
   REGISTER(add_rows_##suffix)                                                                                                        \
-  /* x *= sigmoid(gate), one gate for `each` values. */                                                                              \
-  KERNEL(128, sigmoid_gate_##suffix)(E* x, const E* __restrict__ gate, uint32_t count, int each) {                                   \
-    EACH(i, count) store(x[i], f32(x[i]) * sigmoid(f32(gate[i / (uint32_t)each])));                                                  \
-  }                                                                                                                                  \
+  KERNEL(128, sigmoid_gate_##suffix)(E* x, const E* gate, uint32_t count, uint32_t each) { sigmoid_gate(x, gate, count, each); }     \
   REGISTER(sigmoid_gate_##suffix)                                                                                                    \
-  /* y [rows, width] = silu(x[.., :width]) * x[.., width:]. */                                                                       \
-  KERNEL(128, swiglu_##suffix)(const E* __restrict__ x, E* __restrict__ y, uint32_t count, int width) {                              \
-    EACH(i, count) {                                                                                                                 \
-      const size_t from = (size_t)(i / (uint32_t)width) * 2 * width + i % (uint32_t)width;                                           \
-      store(y[i], silu(f32(x[from])) * f32(x[from + width]));                                                                        \
-    }                                                                                                                                \
-  }                                                                                                                                  \
+  KERNEL(128, swiglu_##suffix)(const E* x, E* y, uint32_t count, uint32_t width) { swiglu(x, y, count, width); }                     \
   REGISTER(swiglu_##suffix)
 FOR_EACH_FLOAT(ROW_KERNELS)
 

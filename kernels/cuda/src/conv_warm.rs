@@ -5,8 +5,9 @@ use crate::{Buffer, Device, Error, Result, Shape};
 /// Taps of the short convolution; a tail is `TAPS - 1` rows.
 pub const TAPS: usize = 4;
 
-/// As device/conv_warm.cu has it.
+// As device/conv_warm.cu has them.
 const ROWS_PER_BLOCK: usize = 16;
+const HEADS_PER_BLOCK: usize = 4;
 
 /// Where a row of raw inputs lies.
 #[derive(Clone, Copy)]
@@ -91,7 +92,7 @@ pub fn conv_warm<E: Float>(device: &Device, conv: ConvWarm<'_, E>) -> Result<()>
     Launch::new(
         device,
         format!("conv_warm_{}", E::NAME),
-        [rows.div_ceil(ROWS_PER_BLOCK), 2 * key_heads + heads, 1],
+        [rows.div_ceil(ROWS_PER_BLOCK), (2 * key_heads + heads).div_ceil(HEADS_PER_BLOCK), 1],
         128,
     )
     .read(x)

@@ -174,6 +174,7 @@ impl Routes {
         let (assignments, rows) = (self.assignments(), self.assignments() / self.top);
         Error::unless(y.len() == assignments * width, "what experts say", assignments * width, y.len())?;
         Error::unless(out.len() == rows * width, "the sums", rows * width, out.len())?;
+        Error::unless(width.is_multiple_of(4), "the width of rows", "a multiple of 4", width)?;
         Launch::new(device, format!("combine_experts_{}", E::NAME), [rows, 1, 1], 128)
             .read(y)
             .read(&self.weights)

@@ -102,6 +102,7 @@ pub(crate) fn narrow_rows<E: Float>(
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
 pub fn swiglu<E: Float>(device: &Device, x: &Buffer<E>, width: usize, y: &mut Buffer<E>) -> Result<()> {
     let count = y.len();
+    Error::unless(width.is_multiple_of(4), "the width", "a multiple of 4", width)?;
     let fits = width > 0 && count.is_multiple_of(width) && x.len() == 2 * count;
     Error::unless(fits, "x", format!("{} values in rows of {}", 2 * count, 2 * width), x.len())?;
     Launch::new(device, format!("swiglu_{}", E::NAME), [blocks(device, count)?, 1, 1], THREADS)
