@@ -5,6 +5,7 @@
 #include "conv_warm.cu"
 #include "experts.cu"
 #include "gdn.cu"
+#include "gdn_pieces.cu"
 #include "gla.cu"
 #include "kda.cu"
 #include "lightning.cu"

@@ -34,8 +34,8 @@ DEV void store_operand(uint32_t tile, const uint32_t (&a)[4][4], int thread) {
   for (int k = 0; k < 4; ++k) store_matrices(at ^ (k * 32), a[k][0], a[k][1], a[k][2], a[k][3]);
 }
 
-// One block = one role for one (sequence, head): the running state, which gives the outputs; T of the body; or S of the body, where the
-// body does not begin at the first token. Each of its two warpgroups has 64 columns, kept transposed (X^T [64 x 128]) in accumulators:
+// One block = one role for one (sequence, head): the running state, which gives the outputs unless they are not wanted; T of the body; or S
+// of the body, where the body does not begin at the first token. Each of its two warpgroups has 64 columns, kept transposed (X^T [64 x 128]) in accumulators:
 //   R^T = V^T - (X^T K^T) e^G    V'^T = R^T M^T    O^T = (X^T Q^T) e^G + V'^T P^T    X^T <- e^{G_last} X^T + (V'^T e^{G_last - G}) K
 // The operands go through shared memory: with them in registers no four warpgroups fit on a multiprocessor (C7512).
 extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
@@ -43,10 +43,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
     const ChunkDecays* __restrict__ decays, const uint32_t* __restrict__ first_chunk, const uint32_t* __restrict__ starts,
     const uint32_t* __restrict__ before_body, const uint8_t* __restrict__ fresh,
     uint8_t* __restrict__ arena, const uint64_t* __restrict__ transition_of, const uint64_t* __restrict__ state_of, float* state,
-    bf16* __restrict__ out, uint32_t heads, uint32_t key_heads) {
+    bf16* __restrict__ out, uint32_t heads, uint32_t key_heads, uint32_t has_outputs) {
   DYNAMIC_SHARED(shared);
   const uint32_t sequence = blockIdx.y / heads, head = blockIdx.y % heads, key_head = head / (heads / key_heads);
-  const bool outputs = blockIdx.x == 0, is_t = blockIdx.x == 1;
+  const bool running = blockIdx.x == 0, outputs = running && has_outputs, is_t = blockIdx.x == 1;
   if (is_t && transition_of[blockIdx.y] == NONE) return;  // a dead head, known from the gates: no T
   if (blockIdx.x == 2 && before_body[sequence] == 0) return;  // the running state is the body's
   const uint32_t thread = threadIdx.x, group = thread >> 7, warp = (thread >> 5) & 3, lane = thread & 31;
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
     *range(3 + thread) = starts[sequence + thread];
   }
   // The body's summary begins with the body: rows before it do nothing, and decays count from there.
-  if (thread == 2) *range(2) = outputs ? 0 : before_body[sequence];
+  if (thread == 2) *range(2) = running ? 0 : before_body[sequence];
   auto skipped = [&](uint32_t c) { return c == *range(0) ? *range(2) : 0u; };
   if (thread == 0) {
     for (int i = 0; i < GROUPS; ++i) { barrier_init(full + 8 * i, 1); *done(i) = 0; }
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int column = group * 64 + warp * 16 + g + 8 * (e >> 1), row = 8 * j + c2 + (e & 1);
-      const bool resumes = outputs && !fresh[sequence];
+      const bool resumes = running && !fresh[sequence];
       x[4 * j + e] = resumes ? state[((size_t)blockIdx.y * 128 + row) * 128 + column] : is_t && column == row ? 1.f : 0.f;
     }
 
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
     if (!is_t && c + 1 < *range(1)) load_v(c + 1);
   }
 
-  if (outputs) {
+  if (running) {
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
         state[((size_t)blockIdx.y * 128 + 8 * j + c2 + (e & 1)) * 128 + group * 64 + warp * 16 + g + 8 * (e >> 1)] = x[4 * j + e];
   }
   const uint64_t stored_at = (is_t ? transition_of : state_of)[blockIdx.y];
-  if (stored_at == NONE || (outputs && before_body[sequence] != 0)) return;
+  if (stored_at == NONE || (running && before_body[sequence] != 0)) return;
   // [key 128][64 columns] through this warpgroup's tile: for T this is half of the stored tile, for S its matrices are the accumulators.
 #pragma unroll
   for (int j = 0; j < 16; j += 2)

@@ -62,6 +62,14 @@ pub fn experts_form(assignments: usize, experts: usize, capability: Option<(i32,
     if many && capability == Some((9, 0)) { ExpertsForm::Hopper } else { ExpertsForm::Portable }
 }
 
+/// Below this, what pieces of a sequence cost more (their `T`) is not less than what they save.
+const LEAST_ROWS_PER_PIECE: usize = 512;
+
+/// Into how many pieces a sequence is cut that is prefilled by itself in chunks of 64: one block for each piece and head.
+pub(crate) fn gdn_pieces(rows: usize, heads: usize, multiprocessors: usize) -> usize {
+    (multiprocessors / heads.max(1)).min(rows / LEAST_ROWS_PER_PIECE).max(1)
+}
+
 /// Jobs for each multiprocessor: enough that the last ones to end leave little of the device idle.
 const JOBS_PER_MULTIPROCESSOR: usize = 4;
 /// Below this, partial sums cost more than an idle multiprocessor.
@@ -105,6 +113,14 @@ mod tests {
         assert_eq!(experts_form(256 * 32 - 1, 256, Some((9, 0))), ExpertsForm::Portable);
         assert_eq!(experts_form(256 * 32, 256, Some((8, 0))), ExpertsForm::Portable);
         assert_eq!(experts_form(256 * 32, 256, None), ExpertsForm::Portable);
+    }
+
+    #[test]
+    fn pieces_fill_the_device_but_are_not_short() {
+        assert_eq!(gdn_pieces(32_768, 32, 132), 4);
+        assert_eq!(gdn_pieces(1024, 32, 132), 2);
+        assert_eq!(gdn_pieces(500, 32, 132), 1);
+        assert_eq!(gdn_pieces(32_768, 256, 132), 1);
     }
 
     #[test]

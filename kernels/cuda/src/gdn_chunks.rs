@@ -82,50 +82,114 @@ pub fn gdn_chunks(device: &Device, run: GdnChunks<'_>) -> Result<()> {
     // Roles of the blocks: running state and outputs, T, and S of bodies that do not begin at the first
     // token.
     let roles = if sequences.most_before_body > 0 { 3 } else { 2 };
-    launch(device, rows, (sequences, roles, scratch), (places, arena), (state, 0), out)
+    check(device, rows, (sequences, scratch), out)?;
+    maps(device, rows, sequences, scratch)?;
+    Scan { sequences, pairs, roles, has_outputs: true }.run(
+        device,
+        rows,
+        (scratch, places, arena),
+        (state, 0),
+        out,
+    )
 }
 
 /// The rows of one sequence among others: it advances the states that begin at a value of a pool, and records nothing.
+/// With several pieces the sequence is cut, and they run side by side: what each makes of a state, `T` and `S`, is made
+/// first, and from these where each begins.
 ///
 /// # Errors
 /// As [`gdn_chunks`].
-pub(crate) fn gdn_chunks_one<E: Float>(
+pub fn gdn_chunks_one<E: Float>(
     device: &Device,
     rows: Rows<'_, E>,
-    range: std::ops::Range<usize>,
-    state: (&mut Buffer<f32>, usize),
+    (range, pieces): (std::ops::Range<usize>, usize),
+    (state, state_at): (&mut Buffer<f32>, usize),
     out: &mut Buffer<E>,
 ) -> Result<()> {
     let shape = rows.shape;
-    let sequences = &Sequences::one(device, range, 0)?;
-    let places = &Places::new(device, shape.width, StoredAs::F16, &vec![(None, None); shape.heads])?;
+    let sequences = &Sequences::pieces(device, range.clone(), pieces, false)?;
     let mut scratch = ChunkScratch::new(device, shape, sequences)?;
-    let arena = &mut Buffer::fresh(device, 0, Fresh::Anything)?;
-    launch(device, rows, (sequences, 1, &mut scratch), (places, arena), state, out)
+    check(device, rows, (sequences, &scratch), out)?;
+    maps(device, rows, sequences, &mut scratch)?;
+    let nothing = &mut Buffer::fresh(device, 0, Fresh::Anything)?;
+    let nowhere = |pairs| Places::new(device, shape.width, StoredAs::F16, &vec![(None, None); pairs]);
+    let (pieces, size) = (sequences.len(), shape.heads * shape.square());
+    let fits = state.len() >= state_at + size;
+    Error::unless(fits, "the states", format!("at least {}", state_at + size), state.len())?;
+    if pieces < 2 {
+        let scan = Scan { sequences, pairs: shape.heads, roles: 1, has_outputs: true };
+        return scan.run(device, rows, (&scratch, &nowhere(shape.heads)?, nothing), (state, state_at), out);
+    }
+    let pairs = (pieces - 1) * shape.heads;
+    let tile = (shape.square() * StoredAs::F16.size()) as u64;
+    let places: Vec<_> = (0..pairs as u64).map(|pair| (Some(pair * tile), None)).collect();
+    let places = Places::new(device, shape.width, StoredAs::F16, &places)?;
+    let mut transitions = Buffer::fresh(device, pairs * tile as usize, Fresh::Anything)?;
+    let mut states = Buffer::fresh(device, pieces * size, Fresh::Anything)?;
+    let fresh = &Sequences::pieces(device, range, pieces, true)?;
+    let scan = Scan { sequences: fresh, pairs, roles: 2, has_outputs: false };
+    scan.run(device, rows, (&scratch, &places, &mut transitions), (&mut states, 0), out)?;
+    join_pieces(device, (&transitions, shape.heads), (state, state_at), &mut states)?;
+    let scan = Scan { sequences, pairs: pairs + shape.heads, roles: 1, has_outputs: true };
+    let places = nowhere(pairs + shape.heads)?;
+    scan.run(device, rows, (&scratch, &places, nothing), (&mut states, 0), out)?;
+    state.copy(state_at, &states, (pieces - 1) * size, size)
 }
 
-fn launch<E: Float>(
+/// Where pieces of a sequence begin, `X <- T X + S` from one piece to the next. `transitions` are the tiles of `T`
+/// (layout 1, fp16, heads of 128) of all pieces but the last, of `heads` each; `states`, `[pieces, heads, key, value]`,
+/// holds their `S`, and then the states at which they begin, the first at value `first_at` of `first`.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub fn join_pieces(
+    device: &Device,
+    (transitions, heads): (&Buffer<u8>, usize),
+    (first, first_at): (&Buffer<f32>, usize),
+    states: &mut Buffer<f32>,
+) -> Result<()> {
+    let size = heads * 128 * 128;
+    let pieces = states.len() / size.max(1);
+    Error::unless(pieces > 0 && states.len() == pieces * size, "the states", "whole pieces", states.len())?;
+    let tiles = (pieces - 1) * size * StoredAs::F16.size();
+    Error::unless(transitions.len() == tiles, "the tiles of T", tiles, transitions.len())?;
+    let end = first_at + size;
+    Error::unless(first.len() >= end, "the first states", format!("at least {end}"), first.len())?;
+    Launch::new(device, "gdn_join_pieces", [heads, 4, 1], 128)
+        .read(transitions)
+        .read_at(first, first_at)
+        .write(states)
+        .int(pieces)
+        .int(heads)
+        .run()
+}
+
+fn check<E: Float>(
     device: &Device,
     rows: Rows<'_, E>,
-    (sequences, roles, scratch): (&Sequences, usize, &mut ChunkScratch),
-    (places, arena): (&Places, &mut Buffer<u8>),
-    (state, state_at): (&mut Buffer<f32>, usize),
-    out: &mut Buffer<E>,
+    (sequences, scratch): (&Sequences, &ChunkScratch),
+    out: &Buffer<E>,
 ) -> Result<()> {
     let shape = rows.shape;
     if !has_gdn_chunks(rows.family, shape, device.capability()) || E::NAME != bf16::NAME {
         return Err(Error::FindKernel { kernel: "gdn_chunks".to_owned() });
     }
-    let count = rows.count()?;
-    let (pairs, chunks) = (sequences.len() * shape.heads, sequences.chunk_row.len());
+    let (count, chunks) = (rows.count()?, sequences.chunk_row.len());
     Error::unless(sequences.rows <= count, "rows", format!("at most {count}"), sequences.rows)?;
-    let states = state_at + pairs * shape.square();
-    Error::unless(state.len() >= states, "the states", format!("at least {states}"), state.len())?;
     Error::unless(out.len() == rows.v.len(), "the outputs", rows.v.len(), out.len())?;
     let fits = scratch.chunks >= chunks && scratch.k_tiles.len() >= chunks * shape.key_heads * KEY_TILE;
-    Error::unless(fits, "the scratch", format!("{chunks} chunks"), scratch.chunks)?;
+    Error::unless(fits, "the scratch", format!("{chunks} chunks"), scratch.chunks)
+}
 
-    Launch::new(device, "gdn_chunk_maps", [shape.key_heads, chunks, 1], 128)
+/// What does not depend on the states.
+fn maps<E: Float>(
+    device: &Device,
+    rows: Rows<'_, E>,
+    sequences: &Sequences,
+    scratch: &mut ChunkScratch,
+) -> Result<()> {
+    let shape = rows.shape;
+    Launch::new(device, "gdn_chunk_maps", [shape.key_heads, sequences.chunk_row.len(), 1], 128)
         .shared(2 * KEY_TILE * 2)
         .read(rows.q)
         .read(rows.k)
@@ -139,24 +203,51 @@ fn launch<E: Float>(
         .write(&mut scratch.decays)
         .int(shape.heads)
         .int(shape.key_heads)
-        .run()?;
-    Launch::new(device, "gdn_chunk_scan", [roles, pairs, 1], 256)
-        .shared(SCAN_SHARED)
-        .read(&scratch.q_tiles)
-        .read(&scratch.k_tiles)
-        .read(rows.v)
-        .read(&scratch.maps)
-        .read(&scratch.decays)
-        .read(&sequences.first_chunk)
-        .read(&sequences.starts)
-        .read(&sequences.before_body)
-        .read(&sequences.fresh)
-        .write(arena)
-        .read(&places.transition_of)
-        .read(&places.state_of)
-        .write_at(state, state_at)
-        .write(out)
-        .int(shape.heads)
-        .int(shape.key_heads)
         .run()
+}
+
+/// One pass over the chunks of the first `pairs` (sequence, head) pairs. Roles: the running state, with outputs or
+/// without; `T`; and `S` of bodies that do not begin at the first token.
+struct Scan<'a> {
+    sequences: &'a Sequences,
+    pairs: usize,
+    roles: usize,
+    has_outputs: bool,
+}
+
+impl Scan<'_> {
+    /// After [`check`], and with as many places as pairs.
+    fn run<E: Float>(
+        &self,
+        device: &Device,
+        rows: Rows<'_, E>,
+        (scratch, places, arena): (&ChunkScratch, &Places, &mut Buffer<u8>),
+        (state, state_at): (&mut Buffer<f32>, usize),
+        out: &mut Buffer<E>,
+    ) -> Result<()> {
+        let Self { sequences, pairs, roles, has_outputs } = *self;
+        let shape = rows.shape;
+        let states = state_at + pairs * shape.square();
+        Error::unless(state.len() >= states, "the states", format!("at least {states}"), state.len())?;
+        Launch::new(device, "gdn_chunk_scan", [roles, pairs, 1], 256)
+            .shared(SCAN_SHARED)
+            .read(&scratch.q_tiles)
+            .read(&scratch.k_tiles)
+            .read(rows.v)
+            .read(&scratch.maps)
+            .read(&scratch.decays)
+            .read(&sequences.first_chunk)
+            .read(&sequences.starts)
+            .read(&sequences.before_body)
+            .read(&sequences.fresh)
+            .write(arena)
+            .read(&places.transition_of)
+            .read(&places.state_of)
+            .write_at(state, state_at)
+            .write(out)
+            .int(shape.heads)
+            .int(shape.key_heads)
+            .int(usize::from(has_outputs))
+            .run()
+    }
 }

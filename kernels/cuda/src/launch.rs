@@ -83,6 +83,12 @@ impl<'a> Launch<'a> {
     }
 
     /// A buffer from one of its values on.
+    pub(crate) fn read_at<T: Element>(mut self, buffer: &'a Buffer<T>, first: usize) -> Self {
+        self.arguments.push(buffer.address_of(first));
+        self
+    }
+
+    /// The same, to be written.
     pub(crate) fn write_at<T: Element>(mut self, buffer: &'a mut Buffer<T>, first: usize) -> Self {
         self.arguments.push(buffer.address_of(first));
         self

@@ -66,7 +66,7 @@ pub use conv_warm::{ConvWarm, RawRow, Span, TAPS, conv_warm};
 pub use device::{Device, Order};
 pub use error::Error;
 pub use experts::{Routes, Sent, route};
-pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, has_gdn_chunks};
+pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, gdn_chunks_one, has_gdn_chunks, join_pieces};
 pub use graph::Graph;
 pub use hypic_domain::model::FullShape;
 pub use memory::{Buffer, Element, Float, Fresh};

@@ -145,6 +145,23 @@ impl Sequences {
         Self::place(device, &[sequence], &[rows.start as u32, rows.end as u32])
     }
 
+    /// `rows` of one sequence cut into `pieces`, each a sequence of whole chunks but the last.
+    ///
+    /// # Errors
+    /// As [`Sequences::new`].
+    pub(crate) fn pieces(
+        device: &Device,
+        rows: std::ops::Range<usize>,
+        pieces: usize,
+        fresh: bool,
+    ) -> Result<Self> {
+        let each = rows.len().div_ceil(pieces.max(1)).next_multiple_of(CHUNK).max(CHUNK);
+        let starts: Vec<usize> = rows.clone().step_by(each).chain([rows.end]).collect();
+        let sequence = |ends: &[usize]| Sequence { rows: ends[1] - ends[0], before_body: 0, fresh };
+        let sequences: Vec<Sequence> = starts.windows(2).map(sequence).collect();
+        Self::place(device, &sequences, &starts.iter().map(|&row| row as u32).collect::<Vec<_>>())
+    }
+
     /// Sequences that begin at `starts`.
     fn place(device: &Device, sequences: &[Sequence], starts: &[u32]) -> Result<Self> {
         let (mut first_chunk, mut chunk_row, mut chunk_rows) = (vec![0u32], vec![], vec![]);

@@ -15,8 +15,8 @@ use hypic_kernels::plan::{Plan, Record, Rule, Run, RunOp};
 use super::memory::{SlotLayer, States, Tensor};
 use super::tuple::{LayerParts, LinearParts, gdn_only};
 use super::{CudaDevice, failed};
+use crate::choice::gdn_pieces;
 use crate::conv_warm::Tails;
-use crate::gdn_chunks::gdn_chunks_one;
 use crate::memory::Float;
 use crate::norm::add_gates;
 use crate::pack::{pack_tiles, set_identity};
@@ -26,7 +26,7 @@ use crate::programs::{
 use crate::recurrence::{Form, advance_one};
 use crate::{
     Buffer, ConvWarm, Places, RawRow, Recurrence, Rows, Sequences, Shape, Span, Summaries, TAPS, conv_warm,
-    gates, has_gdn_chunks,
+    gates, gdn_chunks_one, has_gdn_chunks,
 };
 
 const OP: &str = "linear_mixer";
@@ -249,7 +249,8 @@ fn advance<E: Float>(
     let Some(Record { recording, body }) = run.record.as_ref().filter(|record| !record.body.is_empty())
     else {
         if form == Form::Chunks && has_gdn_chunks(rows.family, rows.shape, device.capability()) {
-            return gdn_chunks_one(device, rows, run.rows.clone(), (state, at), out);
+            let pieces = gdn_pieces(run.rows.len(), rows.shape.heads, device.multiprocessors());
+            return gdn_chunks_one(device, rows, (run.rows.clone(), pieces), (state, at), out);
         }
         let sequences = &Sequences::one(device, run.rows.clone(), 0)?;
         return advance_one(device, Recurrence { rows, sequences, state, summaries: None, out }, form, at);

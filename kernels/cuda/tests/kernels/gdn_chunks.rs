@@ -1,15 +1,17 @@
 use hypic_cuda::{
-    Buffer, ChunkScratch, Device, Family, GdnChunks, Places, Sequence, Sequences, Shape, StoredAs, gdn_chunks,
+    Buffer, ChunkScratch, Device, Family, GdnChunks, Places, Sequence, Sequences, Shape, StoredAs, bounds,
+    gdn_chunks, join_pieces, pack_tiles,
 };
 #[cfg(feature = "gpu-tests")]
 use {
-    crate::run::{LENGTHS, assert_close, assert_transition},
+    crate::run::{LENGTHS, assert_transition},
     half::bf16,
-    hypic_cuda::{bounds, unpack_tiles},
+    hypic_cuda::{gdn_chunks_one, unpack_tiles},
     rand::RngExt,
 };
 
-use crate::truth::{Layer, fresh, nan};
+use crate::run::{assert_close, on_devices};
+use crate::truth::{Layer, fresh, nan, normal};
 
 const SHAPE: Shape = Shape { heads: 4, key_heads: 2, width: 128 };
 
@@ -98,6 +100,85 @@ fn the_bodys_summary_leaves_its_seam_out() {
 fn a_running_state_is_continued() {
     let device = Device::cuda(0).unwrap();
     check(&device, 0, true);
+}
+
+#[cfg(feature = "gpu-tests")]
+#[test]
+fn pieces_of_a_sequence_equal_its_f64_scan() {
+    let device = Device::cuda(0).unwrap();
+    let mut rng = fresh();
+    for (before, rows, pieces) in [(3, 1000, 1), (0, 1000, 2), (70, 1031, 4), (1, 65, 4), (2, 64, 3)] {
+        let layer = Layer::random(&mut rng, Family::Gdn, SHAPE, before + rows + 5);
+        // The state of a slot that is not the first.
+        let (size, at) = (SHAPE.heads * SHAPE.square(), 7 * SHAPE.square());
+        let start: Vec<f32> = (0..at + size).map(|_| rng.random_range(-0.1..0.1)).collect();
+        let mut state = Buffer::from_slice(&device, &start).unwrap();
+        let mut out = Buffer::from_slice(&device, &vec![bf16::NAN; layer.v.len()]).unwrap();
+        let uploaded = layer.upload(&device);
+        let range = before..before + rows;
+        let cut = (range.clone(), pieces);
+        gdn_chunks_one(&device, uploaded.rows(), cut, (&mut state, at), &mut out).unwrap();
+        let (state, out) = (state.read().unwrap(), out.read().unwrap());
+        assert_eq!(state[..at], start[..at]);
+        let mut outputs = vec![0.0; layer.v.len()];
+        for head in 0..SHAPE.heads {
+            let place = at + head * SHAPE.square()..at + (head + 1) * SHAPE.square();
+            let mut running: Vec<f64> = start[place.clone()].iter().map(|&x| f64::from(x)).collect();
+            layer.scan(range.clone(), head, &mut running, &mut outputs);
+            let what = format!("state of {rows} rows in {pieces} pieces, head {head}");
+            assert_close(&what, state[place].iter().copied(), &running, bounds::CHUNKS);
+        }
+        let width = SHAPE.heads * SHAPE.width;
+        let found = out[before * width..(before + rows) * width].iter().map(|x| x.to_f32());
+        let expected = &outputs[before * width..(before + rows) * width];
+        assert_close("outputs of pieces", found, expected, bounds::CHUNKS + bounds::BF16);
+        assert!(out[..before * width].iter().all(|x| x.is_nan()), "rows of somebody else were written");
+    }
+}
+
+#[test]
+fn pieces_begin_where_the_ones_before_them_end() {
+    let mut rng = fresh();
+    let (pieces, heads, square) = (4, 2, SHAPE.square());
+    let mut random =
+        |len: usize, scale: f32| -> Vec<f32> { (0..len).map(|_| scale * normal(&mut rng)).collect() };
+    // Values of fp16, so that what is stored is exact.
+    let transitions: Vec<f32> = random((pieces - 1) * heads * square, 0.08)
+        .iter()
+        .map(|&x| half::f16::from_f32(x).to_f32())
+        .collect();
+    let (first, summaries) = (random(heads * square, 1.0), random(pieces * heads * square, 1.0));
+    let mut expected: Vec<f64> = first.iter().map(|&x| f64::from(x)).collect();
+    for piece in 0..pieces - 1 {
+        for head in 0..heads {
+            let pair = piece * heads + head;
+            let before = expected[pair * square..][..square].to_vec();
+            for i in 0..square {
+                let (row, column) = (i / SHAPE.width, i % SHAPE.width);
+                let t = &transitions[pair * square + row * SHAPE.width..][..SHAPE.width];
+                let moved =
+                    t.iter().enumerate().map(|(k, &t)| f64::from(t) * before[k * SHAPE.width + column]);
+                expected.push(moved.sum::<f64>() + f64::from(summaries[pair * square + i]));
+            }
+        }
+    }
+    on_devices(|device| {
+        let pairs = (pieces - 1) * heads;
+        let size = (square * 2) as u64;
+        let places: Vec<_> = (0..pairs as u64).map(|pair| (Some(pair * size), None)).collect();
+        let places = Places::new(device, SHAPE.width, StoredAs::F16, &places).unwrap();
+        let mut tiles = Buffer::zeros(device, pairs * square * 2).unwrap();
+        let unpacked = Buffer::from_slice(device, &transitions).unwrap();
+        pack_tiles(device, &places, [&unpacked, &nan(device, pairs * square)], &mut tiles).unwrap();
+        let mut written = summaries.clone();
+        written[pairs * square..].fill(f32::NAN);
+        let mut states = Buffer::from_slice(device, &written).unwrap();
+        let first = Buffer::from_slice(device, &first).unwrap();
+        join_pieces(device, (&tiles, heads), (&first, 0), &mut states).unwrap();
+        let states = states.read().unwrap();
+        assert_close("where pieces begin", states.iter().copied(), &expected, bounds::ELEMENTWISE);
+        states
+    });
 }
 
 #[cfg(not(feature = "gpu-tests"))]
