@@ -107,6 +107,32 @@ KERNEL(64, load_kv)(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key
 }
 REGISTER(load_kv)
 
+// Keys, rotated to their positions, and values of the tokens of `table` [tiles of 96], as tiles [kv head, tile][width / 64][token][64],
+// chunks xored by the token; zeros for what fills a list. One warp for each token and head. Grid: eight tokens, kv heads.
+KERNEL(256, gather_kv)(const bf16* __restrict__ key, const bf16* __restrict__ value, const Token* __restrict__ table,
+                       const float* __restrict__ rope, uint8_t* __restrict__ keys, uint8_t* __restrict__ values, int tokens, int page_tokens,
+                       int width, int rotary) {
+  const int number = blockIdx.x * 8 + threadIdx.x / 32, chunks = width / 8, pairs = rotary / 16;
+  const Token token = table[number];
+  const size_t from = ((size_t)token.place + (size_t)blockIdx.y * page_tokens) * width;
+  const size_t tile = ((size_t)blockIdx.y * tokens + number / GATHERED * GATHERED) * width * 2;
+  auto at = [&](int chunk) { return tile + chunk_at<GATHERED>(number % GATHERED, chunk); };
+  for (int chunk = threadIdx.x % 32; chunk < chunks; chunk += 32) {
+    const bool there = token.place != NOWHERE;
+    const uint4 zeros = {0, 0, 0, 0};
+    *(uint4*)(values + at(chunk)) = there ? *(const uint4*)(value + from + chunk * 8) : zeros;
+    if (chunk >= pairs && chunk < 2 * pairs) continue;  // goes with its other half
+    uint4 near = there ? *(const uint4*)(key + from + chunk * 8) : zeros;
+    if (chunk < pairs) {
+      uint4 far = there ? *(const uint4*)(key + from + (chunk + pairs) * 8) : zeros;
+      rotate_pairs(near, far, load_angles(rope + (size_t)token.position * rotary + chunk * 8, rotary / 2));
+      *(uint4*)(keys + at(chunk + pairs)) = far;
+    }
+    *(uint4*)(keys + at(chunk)) = near;
+  }
+}
+REGISTER(gather_kv)
+
 // Attention in fp32, the plain form: one block per row and head, one thread per token of a tile, then one for every 64th channel.
 // lists [rows]: where a row's tokens begin in the table. Everything else as in AttentionStep.
 KERNEL(64, attention_f32)(const float* __restrict__ q, const float* __restrict__ key, const float* __restrict__ value,

@@ -9,6 +9,7 @@
 #include "tensor.cuh"
 
 constexpr int ROWS = 128, TOKENS = 64;  // of a tile
+constexpr int GATHERED = 96;               // tokens of a tile that was gathered before
 constexpr uint32_t WHOLE = ~0u;           // no partial sums: the job covers all that its rows see
 
 struct Job {
@@ -21,6 +22,7 @@ struct Token {
   uint32_t place;     // (page * kv heads) * page tokens + place in the page
   uint32_t position;  // global
 };
+constexpr uint32_t NOWHERE = ~0u;  // the place of what fills a list up to whole tiles
 // q, out [rows, heads, D]; key, value: pages [page, kv head, token, D]; rope [position, rotary]: cosines, then sines; positions and
 // seen [rows]: where a row stands, and how many of its request's tokens it sees. Partial sums are [partial row, heads, D] before the
 // division, with [partial row, heads, 2]: the largest score in units of log2, and the sum of the weights relative to it.
@@ -45,10 +47,9 @@ DEV Angles load_angles(const float* cosines, int half) {
   return {{read_ahead(c), read_ahead(c + 1)}, {read_ahead(s), read_ahead(s + 1)}};
 }
 // Rotates the pairs; `near` and `far` are half the rotated width apart.
-DEV void rotate_pairs(uint8_t* near, uint8_t* far, const Angles& angles) {
+DEV void rotate_pairs(uint4& near, uint4& far, const Angles& angles) {
   uint32_t x[4], y[4];
-  const uint4 near4 = *(const uint4*)near, far4 = *(const uint4*)far;
-  const uint32_t xs[4] = {near4.x, near4.y, near4.z, near4.w}, ys[4] = {far4.x, far4.y, far4.z, far4.w};
+  const uint32_t xs[4] = {near.x, near.y, near.z, near.w}, ys[4] = {far.x, far.y, far.z, far.w};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const uint4 c = angles.cosines[i], s = angles.sines[i];
@@ -61,8 +62,14 @@ DEV void rotate_pairs(uint8_t* near, uint8_t* far, const Angles& angles) {
       y[2 * i + j] = pack_bf16(b0 * cs[2 * j] + a0 * ss[2 * j], b1 * cs[2 * j + 1] + a1 * ss[2 * j + 1]);
     }
   }
-  *(uint4*)near = {x[0], x[1], x[2], x[3]};
-  *(uint4*)far = {y[0], y[1], y[2], y[3]};
+  near = {x[0], x[1], x[2], x[3]};
+  far = {y[0], y[1], y[2], y[3]};
+}
+DEV void rotate_pairs(uint8_t* near, uint8_t* far, const Angles& angles) {
+  uint4 x = *(const uint4*)near, y = *(const uint4*)far;
+  rotate_pairs(x, y, angles);
+  *(uint4*)near = x;
+  *(uint4*)far = y;
 }
 
 // What one block does. A query row is (live row, head of the group that shares the block's key head).
@@ -154,7 +161,7 @@ template <int D> struct Attending {
 
 // A thread's share of the running softmax: query rows m and m + 8, m its lane / 4 in the sixteen rows of its warp. Products come as
 // accumulators of mma or wgmma: columns 8 n + column (+ 1), rows m for elements 0 and 1, m + 8 for 2 and 3.
-template <int D> struct RowSums {
+template <int D, int N = TOKENS> struct RowSums {
   float o[D / 8][4] = {}, best[2] = {-INFINITY, -INFINITY}, sum[2] = {};
   uint32_t limit[2];
   const float to_log2;
@@ -165,13 +172,13 @@ template <int D> struct RowSums {
     for (int r = 0; r < 2; ++r) limit[r] = m + 8 * r < block.used ? block.step.seen[block.row_of(m + 8 * r)] : 0;
   }
   // Takes the scores of a tile that begins at token `first`; leaves its weights as operand of mma.
-  DEV_MEMBER void take(float (&s)[TOKENS / 8][4], uint32_t first, uint32_t (&weights)[TOKENS / 16][4]) {
-    const bool all = first + TOKENS <= limit[0] && first + TOKENS <= limit[1];
+  DEV_MEMBER void take(float (&s)[N / 8][4], uint32_t first, uint32_t (&weights)[N / 16][4]) {
+    const bool all = first + N <= limit[0] && first + N <= limit[1];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = best[r];
 #pragma unroll
-      for (int n = 0; n < TOKENS / 8; ++n)
+      for (int n = 0; n < N / 8; ++n)
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
           if (!all && first + 8 * n + column + (e & 1) >= limit[r]) s[n][e] = -INFINITY;
@@ -184,7 +191,7 @@ template <int D> struct RowSums {
       best[r] = largest;
       sum[r] *= factor;
 #pragma unroll
-      for (int n = 0; n < TOKENS / 8; ++n)
+      for (int n = 0; n < N / 8; ++n)
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
           s[n][e] = two_to(s[n][e] * to_log2 - base);
@@ -197,7 +204,7 @@ template <int D> struct RowSums {
       }
     }
 #pragma unroll
-    for (int k = 0; k < TOKENS / 16; ++k)
+    for (int k = 0; k < N / 16; ++k)
 #pragma unroll
       for (int e = 0; e < 4; ++e) weights[k][e] = pack_bf16(s[2 * k + (e >> 1)][2 * (e & 1)], s[2 * k + (e >> 1)][2 * (e & 1) + 1]);
   }

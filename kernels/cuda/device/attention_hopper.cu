@@ -1,7 +1,7 @@
 // Attention with wgmma. Two warpgroups have 64 query rows each and go through the tiles on their own, so that the softmax
 // of one runs beside the products of the other; a third brings and rotates keys, a fourth brings values.
 #include "attention.cuh"
-#include "hopper.cuh"
+#include "attention_wgmma.cuh"
 
 // D [64 x 64] += A [64 x 16] B [16 x 64], both in shared memory, K contiguous.
 DEV void wgmma_scores(float (&d)[8][4], uint64_t a, uint64_t b) {
@@ -11,25 +11,6 @@ DEV void wgmma_scores(float (&d)[8][4], uint64_t a, uint64_t b) {
     "%32, %33, 1, 1, 1, 0, 0;\n"
     : THIRTY_TWO(d, 0) : "l"(a), "l"(b));
 }
-// D [64 x 64] += A [64 x 16] from registers, B [16 x 64] N contiguous; D begins at block J of eight columns.
-template <int J, int N> DEV void wgmma_weigh(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-    "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"
-    : THIRTY_TWO(d, J) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-// The same with 128 columns.
-template <int J, int N> DEV void wgmma_weigh_128(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-    "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
-    : THIRTY_TWO(d, J), THIRTY_TWO(d, J + 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
 // s = Q K^T for the 64 query rows at `queries`.
 template <int D> DEV void scores(float (&s)[TOKENS / 8][4], uint32_t queries, uint32_t keys) {
   const uint64_t a = tile_descriptor(queries, 16, 1024), b = tile_descriptor(keys, 16, 1024);

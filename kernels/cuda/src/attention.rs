@@ -2,16 +2,18 @@ use half::bf16;
 use hypic_domain::model::FullShape;
 
 use crate::choice::{AttentionForm, attention_form};
-use crate::contexts::{Contexts, MERGE_WORDS};
+use crate::contexts::{Contexts, GATHERED, MERGE_WORDS};
 use crate::launch::Launch;
 use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
 
-/// Threads and bytes of shared memory of a block: sizes of device/attention.cu and attention_hopper.cu.
+/// Threads and bytes of shared memory of a block: sizes of device/attention.cu, attention_hopper.cu and
+/// attention_gathered_hopper.cu.
 fn block(form: AttentionForm, width: usize) -> (usize, usize) {
     match form {
         AttentionForm::Portable => (256, (128 + 4 * 64) * 2 * width),
         AttentionForm::Hopper => (512, (128 + 5 * 64) * 2 * width + 5 * 16),
+        AttentionForm::Gathered => (384, 128 * 2 * width + 6 * GATHERED * 2 * width.min(128) + 6 * 16),
         AttentionForm::Plain => (64, 0),
     }
 }
@@ -35,12 +37,17 @@ pub struct Attention<'a, E: Float = bf16> {
     pub out: &'a mut Buffer<E>,
 }
 
-/// Runs the attention in the form that [`attention_form`] names, and in the plain form on fp32.
+/// Runs the attention in the form that [`attention_form`] names, over gathered tokens where the contexts are cut for it,
+/// and in the plain form on fp32.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when buffers do not fit the contexts, [`Error::CallDriver`] when a launch fails.
 pub fn attention<E: Float>(device: &Device, run: Attention<'_, E>) -> Result<()> {
-    let form = if E::NAME == f32::NAME { AttentionForm::Plain } else { attention_form(device.capability()) };
+    let form = match attention_form(device.capability()) {
+        _ if E::NAME == f32::NAME => AttentionForm::Plain,
+        AttentionForm::Hopper if run.contexts.gathered.is_some() => AttentionForm::Gathered,
+        form => form,
+    };
     attention_as(device, run, form)
 }
 
@@ -60,19 +67,27 @@ pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: Atte
     Error::unless(scale > 0.0, "the factor on scores", "above zero", scale)?;
     let is_plain = E::NAME == f32::NAME;
     Error::unless(is_plain == (form == AttentionForm::Plain), "the form", "plain for fp32 alone", E::NAME)?;
+    if form == AttentionForm::Gathered {
+        gather_kv(device, [key, value], contexts, rope)?;
+    }
     let stem = match form {
         AttentionForm::Portable => "attention",
         AttentionForm::Hopper => "attention_hopper",
+        AttentionForm::Gathered => "attention_gathered",
         AttentionForm::Plain => {
             return attention_plain(device, (q, key, value), contexts, (rope, scale), out);
         }
     };
     let (threads, shared) = block(form, width);
-    Launch::new(device, format!("{stem}_{width}"), [contexts.jobs, kv_heads, 1], threads)
-        .shared(shared)
-        .read(q)
-        .read(key)
-        .read(value)
+    let launch =
+        Launch::new(device, format!("{stem}_{width}"), [contexts.jobs, kv_heads, 1], threads).shared(shared);
+    let (launch, stride) = match (form, &contexts.gathered) {
+        (AttentionForm::Gathered, Some([keys, values])) => {
+            (launch.read(q).read(keys).read(values), contexts.tokens.len() / 2)
+        }
+        _ => (launch.read(q).read(key).read(value), contexts.page_tokens),
+    };
+    launch
         .read(&contexts.job_table)
         .read(&contexts.tokens)
         .read(&contexts.positions)
@@ -84,7 +99,7 @@ pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: Atte
         .float(scale)
         .int(heads)
         .int(kv_heads)
-        .int(contexts.page_tokens)
+        .int(stride)
         .int(rotary)
         .int(rotary.max(1).ilog2() as usize)
         .run()?;
@@ -98,6 +113,45 @@ pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: Atte
         .write(out)
         .int(heads)
         .int(width)
+        .run()
+}
+
+/// Brings the keys of the contexts' tokens, rotated to their positions, and their values into tiles
+/// `[kv head, tokens / 96][width / 64][96][64]`, the 16-byte chunks of a token xored by its number in the tile.
+///
+/// # Errors
+/// [`Error::CheckShape`] when buffers do not fit the contexts, or these are not cut for it; [`Error::CallDriver`] when
+/// the launch fails.
+pub fn gather_kv<E: Float>(
+    device: &Device,
+    [key, value]: [&Buffer<E>; 2],
+    contexts: &mut Contexts,
+    rope: &Buffer<f32>,
+) -> Result<()> {
+    contexts.check_pages([key, value])?;
+    let FullShape { kv_heads, key: width, rotary, .. } = contexts.shape;
+    let angles = contexts.positions_end * rotary;
+    Error::unless(rope.len() >= angles, "the angles", format!("at least {angles}"), rope.len())?;
+    Error::unless(E::NAME == bf16::NAME, "the format of gathered tokens", bf16::NAME, E::NAME)?;
+    let tokens = contexts.tokens.len() / 2;
+    let Some([keys, values]) = &mut contexts.gathered else {
+        return Err(Error::CheckShape {
+            what: "the contexts",
+            expected: "cut for gathered tokens".to_owned(),
+            found: "not".to_owned(),
+        });
+    };
+    Launch::new(device, "gather_kv", [tokens / 8, kv_heads, 1], 256)
+        .read(key)
+        .read(value)
+        .read(&contexts.tokens)
+        .read(rope)
+        .write(keys)
+        .write(values)
+        .int(tokens)
+        .int(contexts.page_tokens)
+        .int(width)
+        .int(rotary)
         .run()
 }
 

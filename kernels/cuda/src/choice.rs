@@ -35,6 +35,8 @@ pub enum AttentionForm {
     Portable,
     /// wgmma, for sm_90a.
     Hopper,
+    /// The same over keys and values that are gathered and rotated first, for many rows.
+    Gathered,
     /// Plain loops, for fp32.
     Plain,
 }
@@ -42,6 +44,14 @@ pub enum AttentionForm {
 /// The form of attention of bf16 on a device of this compute capability.
 pub fn attention_form(capability: Option<(i32, i32)>) -> AttentionForm {
     if capability == Some((9, 0)) { AttentionForm::Hopper } else { AttentionForm::Portable }
+}
+
+/// Times that a token is read by tiles of rows, on average, from which it pays to gather all tokens first.
+const GATHERED_READS: usize = 4;
+
+/// Whether attention gathers `tokens` first, of which tiles of rows read `reads` in all.
+pub(crate) fn gathers(reads: usize, tokens: usize) -> bool {
+    reads >= GATHERED_READS * tokens.max(1)
 }
 
 /// The forms of the products of experts.

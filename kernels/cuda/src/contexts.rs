@@ -2,14 +2,17 @@
 
 use hypic_domain::model::FullShape;
 
-use crate::choice::tokens_per_job;
+use crate::choice::{AttentionForm, attention_form, gathers, tokens_per_job};
 use crate::memory::Float;
 use crate::{Buffer, Device, Error, Fresh, Result};
 
 // Query rows (live rows x heads that share a key head) and tokens of a tile of device/attention.cuh.
 const TILE_ROWS: usize = 128;
 const TILE_TOKENS: usize = 64;
+/// Tokens of a tile that was gathered before.
+pub(crate) const GATHERED: usize = 96;
 const WHOLE: u32 = u32::MAX;
+const NOWHERE: u32 = u32::MAX;
 pub(crate) const MERGE_WORDS: usize = 3;
 
 /// A token whose key and value lie in the pages.
@@ -49,6 +52,9 @@ pub struct Contexts {
     pub(crate) merge: Buffer<u32>,
     pub(crate) partial_out: Buffer<f32>,
     pub(crate) partial_sum: Buffer<f32>,
+    /// Where lists are whole tiles, and jobs begin at one: the keys and values that attention over gathered tokens
+    /// reads, of the layer that attends.
+    pub(crate) gathered: Option<[Buffer<u8>; 2]>,
 }
 
 /// Live rows that one block takes, and how many tokens the last of them sees.
@@ -80,23 +86,32 @@ impl Contexts {
         page_tokens: usize,
         contexts: &[Context<'_>],
     ) -> Result<Self> {
-        Self::cut(device, shape, page_tokens, contexts, None)
+        check(shape, page_tokens)?;
+        let rows_per_tile = TILE_ROWS / (shape.heads / shape.kv_heads);
+        // Causal rows see half of their own tokens, and seams half of all.
+        let read =
+            |context: &Context<'_>| context.rows.len().div_ceil(rows_per_tile) * context.tokens.len() / 2;
+        let tokens = contexts.iter().map(|context| context.tokens.len()).sum();
+        let gathers = gathers(contexts.iter().map(read).sum(), tokens);
+        let gathers = gathers && attention_form(device.capability()) == AttentionForm::Hopper;
+        Self::cut(device, (shape, page_tokens), contexts, (None, gathers))
     }
 
-    /// The same with at most `most` tokens in a job, a multiple of 64.
+    /// The same with at most `most` tokens in a job, a multiple of a tile, and with or without room for tokens that are
+    /// gathered before, in tiles of 96 in the place of 64.
     ///
     /// # Errors
     /// As [`Contexts::new`].
     pub fn cut(
         device: &Device,
-        shape: FullShape,
-        page_tokens: usize,
+        (shape, page_tokens): (FullShape, usize),
         contexts: &[Context<'_>],
-        most: Option<usize>,
+        (most, gathers): (Option<usize>, bool),
     ) -> Result<Self> {
         check(shape, page_tokens)?;
         let FullShape { heads, kv_heads, key: width, .. } = shape;
         let rows_per_tile = TILE_ROWS / (heads / kv_heads);
+        let tile_tokens = if gathers { GATHERED } else { TILE_TOKENS };
         let (mut tokens, mut lists, mut tiles) = (Vec::new(), Vec::new(), Vec::new());
         let (mut positions, mut seen) = (Vec::new(), Vec::new());
         let (mut row_places, mut row_lists) = (Vec::new(), Vec::new());
@@ -112,6 +127,9 @@ impl Contexts {
             for token in context.tokens {
                 tokens.extend([place(token.slot), token.position]);
                 slots_end = slots_end.max(token.slot as usize + 1);
+            }
+            while gathers && !tokens.len().is_multiple_of(2 * GATHERED) {
+                tokens.extend([NOWHERE, 0]);
             }
             positions_end =
                 positions_end.max(context.tokens.last().map_or(0, |token| token.position as usize + 1));
@@ -141,16 +159,17 @@ impl Contexts {
         )?;
 
         let work: usize = tiles.iter().map(|tile| tile.seen).sum();
-        let most = most.unwrap_or_else(|| tokens_per_job(work * kv_heads, device.multiprocessors()));
-        let fits = most > 0 && most.is_multiple_of(TILE_TOKENS);
-        Error::unless(fits, "tokens of a job", format!("a multiple of {TILE_TOKENS}"), most)?;
+        let filling = || tokens_per_job(work * kv_heads, device.multiprocessors());
+        let most = most.unwrap_or_else(|| filling().next_multiple_of(tile_tokens));
+        let fits = most > 0 && most.is_multiple_of(tile_tokens);
+        Error::unless(fits, "tokens of a job", format!("a multiple of {tile_tokens}"), most)?;
         let mut jobs = Vec::new();
         let mut merge = vec![0u32; positions.len() * MERGE_WORDS];
         let mut partial_rows = 0;
         for tile in &tiles {
             let count = tile.seen.div_ceil(most);
             // Ranges of about the same length.
-            let length = tile.seen.div_ceil(count.max(1)).next_multiple_of(TILE_TOKENS);
+            let length = tile.seen.div_ceil(count.max(1)).next_multiple_of(tile_tokens);
             let first_partial = partial_rows;
             for begin in (0..tile.seen).step_by(length.max(1)) {
                 let partial = if count == 1 { WHOLE } else { partial_rows as u32 };
@@ -174,7 +193,9 @@ impl Contexts {
                 numbers.map(|number| number as u32).into_iter().chain([job.partial])
             })
             .collect();
+        let room = || Buffer::fresh(device, tokens.len() / 2 * kv_heads * width * 2, Fresh::Anything);
         Ok(Self {
+            gathered: if gathers { Some([room()?, room()?]) } else { None },
             shape,
             page_tokens,
             rows: positions.len(),
@@ -191,6 +212,11 @@ impl Contexts {
             partial_out: Buffer::fresh(device, partial_rows * heads * width, Fresh::Anything)?,
             partial_sum: Buffer::fresh(device, partial_rows * heads * 2, Fresh::Anything)?,
         })
+    }
+
+    /// What [`gather_kv`](crate::gather_kv) brought last: keys and values, as bytes of bf16.
+    pub fn gathered(&self) -> Option<&[Buffer<u8>; 2]> {
+        self.gathered.as_ref()
     }
 
     /// Live rows of all contexts.

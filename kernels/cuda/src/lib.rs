@@ -56,7 +56,7 @@ mod rows;
 mod sys;
 mod view;
 
-pub use attention::{Attention, attention, attention_as, store_kv};
+pub use attention::{Attention, attention, attention_as, gather_kv, store_kv};
 pub use checksum::checksum;
 pub use choice::{AttentionForm, ComposeForm, ExpertsForm, attention_form, compose_form, experts_form};
 pub use compose_seam::{ComposeSeam, Scratch, compose_seam};

@@ -158,8 +158,14 @@ pub(crate) fn run(device: &Device, figures: &mut Figures) -> Result<()> {
             context.rows.iter().map(of).sum()
         };
         let flops = (4 * SHAPE.heads * SHAPE.key * contexts.iter().map(seen).sum::<usize>()) as f64;
-        for (form, suffix) in [(AttentionForm::Hopper, ""), (AttentionForm::Portable, "_portable")] {
-            let mut table = Contexts::new(device, SHAPE, PAGE, &contexts)?;
+        let forms = [
+            (AttentionForm::Gathered, "_gathered"),
+            (AttentionForm::Hopper, "_direct"),
+            (AttentionForm::Portable, "_portable"),
+        ];
+        for (form, suffix) in forms {
+            let gathers = form == AttentionForm::Gathered;
+            let mut table = Contexts::cut(device, (SHAPE, PAGE), &contexts, (None, gathers))?;
             sets[0].out.write(&vec![bf16::NAN; sets[0].out.len()])?;
             sets[0].run(device, &mut table, &rope, form)?;
             let error = sets[0].error(contexts[0].tokens, contexts[0].rows)?;

@@ -1,7 +1,7 @@
 use half::bf16;
 use hypic_cuda::{
     Attention, AttentionForm, Buffer, Context, Contexts, Device, FullShape, Token, attention_as, bounds,
-    store_kv,
+    gather_kv, store_kv,
 };
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -14,6 +14,17 @@ const POSITIONS: usize = 4096;
 
 fn angle(shape: FullShape, position: u32, pair: usize) -> f64 {
     f64::from(position) * 1e4f64.powf(-2.0 * pair as f64 / shape.rotary as f64)
+}
+
+/// A key or query at its position, in f64.
+fn rotated(shape: FullShape, x: &[bf16], position: u32) -> Vec<f64> {
+    let mut x: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
+    for i in 0..shape.rotary / 2 {
+        let (sin, cos) = angle(shape, position, i).sin_cos();
+        let j = i + shape.rotary / 2;
+        (x[i], x[j]) = (x[i] * cos - x[j] * sin, x[j] * cos + x[i] * sin);
+    }
+    x
 }
 
 fn rope(shape: FullShape) -> Vec<f32> {
@@ -102,7 +113,9 @@ impl Step {
     fn run(&self, device: &Device, form: AttentionForm, most: Option<usize>) -> Vec<bf16> {
         let contexts: Vec<Context<'_>> =
             self.requests.iter().map(|(tokens, rows)| Context { tokens, rows }).collect();
-        let mut contexts = Contexts::cut(device, self.shape, PAGE, &contexts, most).unwrap();
+        let most = most.map(|tiles| tiles * if form == AttentionForm::Gathered { 96 } else { 64 });
+        let gathers = form == AttentionForm::Gathered;
+        let mut contexts = Contexts::cut(device, (self.shape, PAGE), &contexts, (most, gathers)).unwrap();
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| Buffer::from_slice(device, x).unwrap());
         let mut key = Buffer::from_slice(device, &self.key).unwrap();
         let mut value = Buffer::from_slice(device, &self.value).unwrap();
@@ -124,16 +137,8 @@ impl Step {
 
     /// f64, row by row: softmax over every token that is not behind the row.
     fn truth(&self) -> Vec<f64> {
-        let FullShape { heads, kv_heads, key: width, rotary, .. } = self.shape;
-        let rotated = |x: &[bf16], position: u32| -> Vec<f64> {
-            let mut x: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
-            for i in 0..rotary / 2 {
-                let (sin, cos) = angle(self.shape, position, i).sin_cos();
-                let j = i + rotary / 2;
-                (x[i], x[j]) = (x[i] * cos - x[j] * sin, x[j] * cos + x[i] * sin);
-            }
-            x
-        };
+        let FullShape { heads, kv_heads, key: width, .. } = self.shape;
+        let rotated = |x: &[bf16], position: u32| rotated(self.shape, x, position);
         let (mut key, mut value) = (self.key.clone(), self.value.clone());
         for (row, &slot) in self.live.iter().enumerate() {
             for head in 0..kv_heads {
@@ -176,19 +181,18 @@ impl Step {
         out
     }
 
+    /// With at most as many tiles in a job.
     fn check(&self, most: Option<usize>) {
         let expected = self.truth();
         on_devices(|device| {
             let out = self.run(device, AttentionForm::Portable, most);
             assert_close("outputs", out.iter().map(|x| x.to_f32()), &expected, bounds::ATTENTION);
-            if device.capability() == Some((9, 0)) {
-                let out = self.run(device, AttentionForm::Hopper, most);
-                assert_close(
-                    "outputs by wgmma",
-                    out.iter().map(|x| x.to_f32()),
-                    &expected,
-                    bounds::ATTENTION,
-                );
+            for form in [AttentionForm::Hopper, AttentionForm::Gathered] {
+                if device.capability() == Some((9, 0)) {
+                    let out = self.run(device, form, most);
+                    let what = format!("outputs, {form:?}");
+                    assert_close(&what, out.iter().map(|x| x.to_f32()), &expected, bounds::ATTENTION);
+                }
             }
             out
         });
@@ -209,6 +213,55 @@ fn seams_and_query_attend_over_shared_bodies_at_their_positions() {
 }
 
 #[test]
+fn gathered_tokens_lie_rotated_in_whole_tiles() {
+    for shape in [shape(2, 2, 64, 16), shape(2, 2, 128, 128), shape(8, 1, 256, 64), shape(1, 1, 64, 0)] {
+        let step =
+            Step::random(&mut fresh(), shape, &[&[(false, 100), (true, 2)], &[(false, 29), (true, 1)]], 7);
+        let contexts: Vec<Context<'_>> =
+            step.requests.iter().map(|(tokens, rows)| Context { tokens, rows }).collect();
+        on_devices(|device| {
+            let mut contexts = Contexts::cut(device, (shape, PAGE), &contexts, (None, true)).unwrap();
+            let [key, value] = [&step.key, &step.value].map(|x| Buffer::from_slice(device, x).unwrap());
+            let rope = Buffer::from_slice(device, &rope(shape)).unwrap();
+            gather_kv(device, [&key, &value], &mut contexts, &rope).unwrap();
+            let [keys, values] = contexts.gathered().unwrap().each_ref().map(|x| x.read().unwrap());
+            // The first list fills two tiles of 96, the second one.
+            let all = 3 * 96;
+            let found = |bytes: &[u8], head: usize, number: usize, channel: usize| {
+                let tile = (head * all + number / 96 * 96) * shape.key * 2;
+                let (token, chunk) = (number % 96, channel / 8);
+                let line = tile + chunk / 8 * 96 * 128 + token * 128 + ((chunk % 8) ^ (token % 8)) * 16;
+                bf16::from_le_bytes([0, 1].map(|i| bytes[line + channel % 8 * 2 + i])).to_f32()
+            };
+            for (first, (tokens, _)) in [0, 2 * 96].into_iter().zip(&step.requests) {
+                let cached = tokens
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, token)| !step.live.contains(&(token.slot as usize)));
+                for ((number, token), head) in
+                    cached.flat_map(|token| (0..shape.kv_heads).map(move |h| (token, h)))
+                {
+                    let from = at(shape, token.slot as usize, head);
+                    let row = |bytes| (0..shape.key).map(move |i| found(bytes, head, first + number, i));
+                    let expected = rotated(shape, &step.key[from..from + shape.key], token.position);
+                    assert_close("key", row(&keys), &expected, bounds::BF16);
+                    let value = step.value[from..from + shape.key].iter().map(|x| x.to_f32());
+                    assert!(row(&values).eq(value), "another value");
+                }
+                let beyond = first + tokens.len()..(first + tokens.len()).next_multiple_of(96);
+                for number in beyond {
+                    let is_zero =
+                        |bytes| (0..shape.key).all(|i| found(bytes, shape.kv_heads - 1, number, i) == 0.0);
+                    assert!(is_zero(&keys) && is_zero(&values), "what fills a tile must be zero");
+                }
+            }
+            // Live slots are NaN here, which differ from themselves.
+            (keys, values)
+        });
+    }
+}
+
+#[test]
 fn plain_prefill_is_causal_at_every_length() {
     for (length, shape) in [
         (1, shape(2, 1, 64, 16)),
@@ -225,7 +278,7 @@ fn ranges_of_one_row_add_up() {
     let decode: &[(bool, usize)] = &[(false, 200), (true, 1)];
     // Its first rows see nothing of the later ranges.
     let early: &[(bool, usize)] = &[(true, 2), (false, 150), (true, 2)];
-    Step::random(&mut fresh(), shape(4, 1, 128, 32), &[decode, early], 0).check(Some(64));
+    Step::random(&mut fresh(), shape(4, 1, 128, 32), &[decode, early], 0).check(Some(1));
 }
 
 #[cfg(feature = "fibers")]
