@@ -8,7 +8,6 @@
 //!
 //! A tuple is cut by heads when it comes in and joined when it goes out: it does not depend on the number of ranks.
 
-use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use domain::logits::{Logits, Need};
@@ -22,9 +21,12 @@ use crate::op::{
 use crate::plan::Plan;
 use crate::random::RandomMatrix;
 use cut::Place;
+use shared::{Settled, Share};
+pub use shared::{Tensor, Weight};
 
 mod cut;
 mod shapes;
+mod shared;
 mod step;
 mod tuple;
 
@@ -53,65 +55,6 @@ pub trait Rank: Device + Sized {
 /// Several devices as one.
 pub struct TensorParallel<D> {
     ranks: Vec<D>,
-}
-
-/// What the ranks have of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Share {
-    /// Each has all of it.
-    Whole,
-    /// Each has the columns of its heads, or of its part of a feed-forward width.
-    Columns,
-    /// Each has a part of the sum.
-    Sum,
-}
-
-/// Packed rows on every rank.
-pub struct Tensor<D: Device> {
-    parts: Vec<D::Tensor>,
-    share: Share,
-}
-
-/// A weight, shared out.
-pub struct Weight<D: Device> {
-    parts: Vec<D::Weight>,
-    split: Split,
-}
-
-/// A tensor that is no open sum.
-enum Settled<'a, D: Device> {
-    Kept(&'a Tensor<D>),
-    Summed(Tensor<D>),
-}
-
-impl<D: Device> Deref for Settled<'_, D> {
-    type Target = Tensor<D>;
-
-    fn deref(&self) -> &Tensor<D> {
-        match self {
-            Self::Kept(tensor) => tensor,
-            Self::Summed(tensor) => tensor,
-        }
-    }
-}
-
-impl<D: Device> Tensor<D> {
-    /// The parts, if they are what an op needs.
-    fn as_share(&self, op: &'static str, share: Share) -> Result<&[D::Tensor], OpError> {
-        match self.share == share {
-            true => Ok(&self.parts),
-            false => Err(OpError::shape(op, format!("{share:?} on each rank"), format!("{:?}", self.share))),
-        }
-    }
-}
-
-impl<D: Device> Weight<D> {
-    fn whole(&self, op: &'static str) -> Result<&[D::Weight], OpError> {
-        match self.split {
-            Split::Whole => Ok(&self.parts),
-            _ => Err(OpError::shape(op, "a whole weight on each rank", format!("{:?}", self.split))),
-        }
-    }
 }
 
 impl<D: Rank> TensorParallel<D> {

@@ -15,4 +15,5 @@
 #include "random.cu"
 #include "rotate.cu"
 #include "rows.cu"
+#include "sums.cu"
 #include "fiber_check.hpp"

@@ -8,6 +8,7 @@ mod experts;
 mod full;
 mod linear;
 mod memory;
+mod ranks;
 mod scores;
 mod tuple;
 

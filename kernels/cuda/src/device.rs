@@ -82,6 +82,46 @@ impl Device {
         }
     }
 
+    /// Lets these devices read each other's memory. Fibers do anyway.
+    ///
+    /// # Errors
+    /// [`Error::ReachPeer`] for GPUs without a link, [`Error::CallDriver`] when the driver refuses.
+    pub fn link(devices: &[&Self]) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        for (of, reader) in devices.iter().flat_map(|of| devices.iter().map(move |reader| (of, reader))) {
+            if let (Some(of), Some(reader)) = (of.context(), reader.context()) {
+                of.open_to(reader)?;
+            }
+        }
+        let _ = devices;
+        Ok(())
+    }
+
+    /// Makes what comes next on each of these devices wait for what all of them were given so far; the host goes on.
+    pub(crate) fn meet(devices: &[&Self]) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        {
+            let contexts: Vec<&Context> = devices.iter().filter_map(|device| device.context()).collect();
+            contexts.iter().try_for_each(|context| context.mark())?;
+            for (of, other) in contexts.iter().flat_map(|of| contexts.iter().map(move |other| (of, other))) {
+                if !std::ptr::eq(*of, *other) {
+                    of.wait_for(other)?;
+                }
+            }
+        }
+        let _ = devices;
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn context(&self) -> Option<&Context> {
+        match &*self.backend {
+            Backend::Cuda(context) => Some(context),
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => None,
+        }
+    }
+
     /// Waits until everything given to the device is done.
     ///
     /// # Errors

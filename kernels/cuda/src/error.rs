@@ -16,6 +16,14 @@ pub enum Error {
         /// The driver's own error.
         source: Box<dyn Source + Send + Sync>,
     },
+    /// A GPU cannot read the memory of another one.
+    #[error("GPU {from} cannot read the memory of GPU {to}: there is no link between them")]
+    ReachPeer {
+        /// The one that would read.
+        from: usize,
+        /// The one whose memory it is.
+        to: usize,
+    },
     /// A kernel does not exist on this device.
     #[error("kernel '{kernel}' does not exist on this device")]
     FindKernel {

@@ -131,7 +131,7 @@ impl<'a> Launch<'a> {
                 context.enter()?;
                 // SAFETY: the safe function that built this launch has checked every size against the
                 // kernel's contract, the arguments are in the order of its parameters, and the buffers are
-                // borrowed and on this stream.
+                // borrowed and on this stream, or on that of a linked device which this one has met.
                 unsafe {
                     cudarc::driver::result::launch_kernel(
                         function.cu_function(),

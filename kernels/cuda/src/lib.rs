@@ -52,6 +52,7 @@ mod recurrence;
 mod reuse;
 mod rotate;
 mod rows;
+mod sums;
 #[allow(unsafe_code)]
 mod sys;
 mod view;
@@ -77,6 +78,7 @@ pub use random::random_values;
 pub use recurrence::{Recurrence, Summaries, recurrence, recurrence_chunks};
 pub use rotate::state_rotate;
 pub use rows::{Experts, TopLogits, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu, top_logits};
+pub use sums::sum_ranks;
 pub use view::{Family, Program, Rows, Sequence, Sequences, Shape, Step, StoredAs, Summary};
 
 /// The result of every call here.

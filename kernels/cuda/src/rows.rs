@@ -69,7 +69,7 @@ pub fn sigmoid_gate<E: Float>(device: &Device, x: &mut Buffer<E>, gate: &Buffer<
 }
 
 /// Blocks that pass over `count` elements: no more than fill the device.
-fn blocks(device: &Device, count: usize) -> Result<usize> {
+pub(crate) fn blocks(device: &Device, count: usize) -> Result<usize> {
     // An index and one more pass of all threads fit 32 bits.
     Error::unless(count <= 1 << 31, "elements", "at most 2^31", count)?;
     Ok(count.div_ceil(THREADS).min(BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors()))

@@ -4,6 +4,9 @@
 pub(crate) use cuda::Context;
 
 #[cfg(feature = "cuda")]
+mod peers;
+
+#[cfg(feature = "cuda")]
 mod cuda {
     use std::collections::HashMap;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +15,9 @@ mod cuda {
     use cudarc::driver::sys::{
         CUdevice_attribute, CUfunction_attribute_enum, CUmemPool_attribute, is_culib_present,
     };
-    use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DriverError, result};
+    use cudarc::driver::{
+        CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DriverError, result,
+    };
     use cudarc::nvrtc::Ptx;
 
     use super::products::{Product, Products};
@@ -90,6 +95,8 @@ mod cuda {
         pub(crate) is_recording: AtomicBool,
         /// None until the first product.
         products: Mutex<Option<Products>>,
+        /// What peers wait for.
+        pub(super) mark: CudaEvent,
     }
 
     impl Context {
@@ -110,6 +117,7 @@ mod cuda {
             let count = context.attribute(count).map_err(failed("count the multiprocessors"))?;
             keep_freed_memory(ordinal).map_err(failed("set up the memory pool"))?;
             let stream = context.new_stream().map_err(failed("make a stream"))?;
+            let mark = context.new_event(None).map_err(failed("make an event"))?;
             let modules = MODULES
                 .iter()
                 .filter(|module| !module.hopper || capability == (9, 0))
@@ -130,6 +138,7 @@ mod cuda {
                 is_recording: AtomicBool::new(false),
                 landing: Mutex::default(),
                 products: Mutex::default(),
+                mark,
             })
         }
 

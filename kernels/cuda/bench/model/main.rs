@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 use hypic_cuda::{CudaDevice, Device};
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::tuple::Dtype;
-use hypic_kernels::op::{Device as _, ExpertShape, Experts, Export, HostTensor, NormWeight, OpError};
+use hypic_kernels::op::{Device as _, ExpertShape, Experts, Export, HostTensor, NormWeight, OpError, Split};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_kernels::random::RandomMatrix;
 use hypic_models::Loaded;
@@ -135,7 +135,9 @@ impl Bench {
             (0..len).map(|_| one()).collect()
         };
         let matrix = |outer: usize, inner: usize| {
-            device.random(&RandomMatrix { seed: outer as u64, shape: [outer, inner], scale: 0.02 })
+            let seed = outer as u64;
+            let block = RandomMatrix { seed, shape: [outer, inner], scale: 0.02, stride: inner };
+            device.random(&[block], &Split::Whole)
         };
         let x = device.tensor(&values(rows * 2048, 1.0), 2048)?;
         let wide = device.tensor(&values(rows * 4096, 1.0), 4096)?;
@@ -148,7 +150,13 @@ impl Bench {
         };
         let exact = |len: usize| {
             let bytes = vec![0_u8; 4 * len];
-            device.exact(&HostTensor { name: "", shape: vec![len], dtype: Dtype::F32, bytes: &bytes })
+            device.exact(&HostTensor {
+                name: "",
+                shape: vec![len],
+                dtype: Dtype::F32,
+                bytes: &bytes,
+                split: Split::Whole,
+            })
         };
         let (hidden, head) = (exact(2048)?, exact(128)?);
         let mut time = |name: &str, op: &dyn Fn() -> Result<(), OpError>| -> Result<()> {

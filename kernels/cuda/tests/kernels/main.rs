@@ -17,4 +17,5 @@ mod recurrence;
 mod rotate;
 mod rows;
 mod run;
+mod sums;
 mod truth;

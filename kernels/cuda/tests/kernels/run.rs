@@ -23,6 +23,25 @@ pub(crate) fn on_devices<R: PartialEq>(body: impl Fn(&Device) -> R) {
     }
 }
 
+/// The device of a rank: `device` for the first, GPU 1 for others, which is GPU 0 again with a stream of its own where
+/// there is no other.
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn peer(device: &Device, rank: usize) -> Device {
+    match rank {
+        0 => device.clone(),
+        _ => Device::cuda(1).or_else(|_| Device::cuda(0)).unwrap(),
+    }
+}
+
+/// The device of a rank: `device` for the first, fibers of their own for others.
+#[cfg(not(feature = "gpu-tests"))]
+pub(crate) fn peer(device: &Device, rank: usize) -> Device {
+    match rank {
+        0 => device.clone(),
+        _ => Device::fibers(hypic_cuda::Order::Forward),
+    }
+}
+
 /// The bits of values, which compare NaN too.
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()

@@ -3,7 +3,7 @@
 //!
 //! Without a feature the kernels run as fibers, on short prompts; with `gpu-tests` on GPU 0.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,7 @@ use hypic_kernels::tolerance::{Compared, bound, error};
 use hypic_models::{Loaded, load};
 use serde_json::Value;
 
+mod parallel;
 #[path = "../../../models/tests/parallel/session.rs"]
 mod session;
 
