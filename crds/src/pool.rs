@@ -37,7 +37,8 @@ pub struct NodePool {
     /// A number of scatter workers that follows the demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
-    /// GPUs of each agent; 0 for the CPU device.
+    /// GPUs of each agent, which share the model out among them: a number that divides the heads of its layers. 0 for
+    /// the CPU device.
     #[serde(default)]
     #[schemars(range(min = 0, max = 16))]
     pub gpus_per_agent: i32,

@@ -63,16 +63,16 @@ pub struct Listen {
 /// How much it may take.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Memory {
-    /// `cpu`, `cuda` or `cuda:N` for the GPU of that number.
+    /// `cpu`, `cuda` or `cuda:N` for the GPU of that number; `cuda:N,M` shares the model out among several.
     #[arg(long, env = "HYPIC_DEVICE", default_value = "cpu")]
     pub device: DeviceName,
-    /// Tokens of cached bodies whose keys and values a GPU holds at once; they count under the cap.
+    /// Tokens of cached bodies whose keys and values the GPUs hold at once; they count under the cap.
     #[arg(long, env = "HYPIC_BODY_TOKENS", default_value_t = 1 << 17)]
     pub body_tokens: usize,
     /// Threads of the CPU kernels; all cores without it.
     #[arg(long, env = "HYPIC_THREADS")]
     pub threads: Option<usize>,
-    /// Cap over weights, pages, state slots and snapshots.
+    /// Cap over weights, pages, state slots and snapshots, on all its GPUs together.
     #[arg(long, env = "HYPIC_ENGINE_BYTES", default_value_t = 2 << 30)]
     pub engine_bytes: u64,
     /// Sequences that run at once.

@@ -44,8 +44,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// No such device, a checkpoint that does not load, a listener.
 pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Output = ()>) -> Result<()> {
     // First of all: whoever asked for a device that is not there should hear of it at once.
-    let Memory { device, threads, body_tokens, .. } = config.memory;
-    let device = device::open(device, threads, body_tokens).context("open the device")?;
+    let Memory { device, threads, body_tokens, .. } = &config.memory;
+    let device = device::open(device, *threads, *body_tokens).context("open the device")?;
     let config = Arc::new(config);
     let channels = Arc::new(Channels::new(config.security.clone()));
     let membership = Membership::new(config.id.clone(), incarnation(), channels, config.topology.clone());

@@ -63,6 +63,8 @@ pub(crate) async fn start(before: Before) -> Result<Started> {
                 Opened::Cpu(device) => load(&config, device, &store, &index)?,
                 #[cfg(feature = "cuda")]
                 Opened::Cuda(device) => load(&config, *device, &store, &index)?,
+                #[cfg(feature = "cuda")]
+                Opened::Ranks(device) => load(&config, *device, &store, &index)?,
             };
             Ok::<_, anyhow::Error>((store, loaded))
         })

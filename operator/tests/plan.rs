@@ -36,15 +36,17 @@ fn the_sample_as_children() {
 }
 
 #[test]
-fn gpus_become_limits_and_tolerations() {
+fn gpus_become_limits_tolerations_and_ranks() {
     let mut scene = Scene::sample();
-    scene.cluster.spec.node_pools[0].gpus_per_agent = 2;
-    let plan = plan(&scene.inputs());
-    let pod = &named(&plan, "StatefulSet", "demo-combine")["spec"]["template"]["spec"];
-    assert_eq!(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], "2");
-    let args = pod["containers"][0]["args"].as_array().unwrap();
-    assert!(args.iter().any(|arg| arg == "--device=cuda"));
-    assert_eq!(pod["tolerations"][0]["key"], "nvidia.com/gpu");
+    for (count, device) in [(1, "--device=cuda"), (2, "--device=cuda:0,1")] {
+        scene.cluster.spec.node_pools[0].gpus_per_agent = count;
+        let plan = plan(&scene.inputs());
+        let pod = &named(&plan, "StatefulSet", "demo-combine")["spec"]["template"]["spec"];
+        assert_eq!(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], count.to_string());
+        let args = pod["containers"][0]["args"].as_array().unwrap();
+        assert!(args.iter().any(|arg| arg == device));
+        assert_eq!(pod["tolerations"][0]["key"], "nvidia.com/gpu");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // Sums over the ranks of tensor parallel, some of whose parts lie in the memory of another card.
 #include "dev.cuh"
 
-constexpr int MOST_RANKS = 8;
+constexpr int MOST_RANKS = 16;
 
 // What one load moves: less would leave the link between cards idle.
 template <class E> struct alignas(16) Unit {
@@ -33,11 +33,12 @@ template <class E> DEV void sum_ranks(const E* base, const E* const (&x)[MOST_RA
   }
 }
 
-#define SUM_KERNELS(E, suffix)                                                                                                              \
-  KERNEL(128, sum_ranks_##suffix)(const E* base, const E* x0, const E* x1, const E* x2, const E* x3, const E* x4, const E* x5, const E* x6, \
-                                  const E* x7, E* y, uint32_t units, int ranks) {                                                           \
-    const E* const x[MOST_RANKS] = {x0, x1, x2, x3, x4, x5, x6, x7};                                                                        \
-    sum_ranks(base, x, y, units, ranks);                                                                                                    \
-  }                                                                                                                                         \
+#define SUM_KERNELS(E, suffix)                                                                                                  \
+  KERNEL(128, sum_ranks_##suffix)(const E* base, const E* x0, const E* x1, const E* x2, const E* x3, const E* x4, const E* x5,  \
+                                  const E* x6, const E* x7, const E* x8, const E* x9, const E* x10, const E* x11, const E* x12, \
+                                  const E* x13, const E* x14, const E* x15, E* y, uint32_t units, int ranks) {                  \
+    const E* const x[MOST_RANKS] = {x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15};                      \
+    sum_ranks(base, x, y, units, ranks);                                                                                        \
+  }                                                                                                                             \
   REGISTER(sum_ranks_##suffix)
 FOR_EACH_FLOAT(SUM_KERNELS)

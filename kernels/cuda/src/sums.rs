@@ -7,7 +7,7 @@ use crate::{Buffer, Device, Error, Result};
 
 const THREADS: usize = 128;
 /// As in device/sums.cu.
-const MOST_RANKS: usize = 8;
+const MOST_RANKS: usize = 16;
 
 /// `base[rank] + parts[0] + parts[1] + ..` on every rank, in that order in fp32 and rounded once. Rank `n` is the device
 /// of `parts[n]`, and of `base[n]` where there is a base; ranks on a GPU have been made known by [`Device::link`].
@@ -16,7 +16,7 @@ const MOST_RANKS: usize = 8;
 /// own, which may then be given back.
 ///
 /// # Errors
-/// [`Error::CheckShape`] for more than 8 ranks, parts of several sizes or of no whole units of 16 bytes,
+/// [`Error::CheckShape`] for more than 16 ranks, parts of several sizes or of no whole units of 16 bytes,
 /// [`Error::CallDriver`] when a launch fails.
 pub fn sum_ranks<E: Float>(
     base: Option<&[&Buffer<E>]>,

@@ -135,8 +135,14 @@ fn args(pool: &NodePool, tiers: &[CacheTier], inputs: &Inputs<'_>) -> Vec<String
     if bytes(TierName::Disk) > 0 {
         args.push("--data-dir=/var/lib/hypic/data".to_owned());
     }
-    if pool.gpus_per_agent > 0 {
-        args.push("--device=cuda".to_owned());
+    match pool.gpus_per_agent {
+        ..=0 => {}
+        1 => args.push("--device=cuda".to_owned()),
+        count => {
+            // A pod sees its own GPUs alone, numbered from 0.
+            let numbers: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+            args.push(format!("--device=cuda:{}", numbers.join(",")));
+        }
     }
     args.extend(pool.threads.map(|threads| format!("--threads={threads}")));
     args.extend(pod::observability(inputs));

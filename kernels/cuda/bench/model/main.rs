@@ -5,8 +5,11 @@
 //! 64 cached bodies with seams of 8 and one more body, decode of 1, 32 and 128 sequences, and how far composed logits are
 //! from recomputed ones. Launches are eager: no CUDA graphs. Figures are medians of wall time from the plan to logits on
 //! the host.
+//!
+//! `model OUT.json LAYERS --devices 0,1`: prefill and decode on GPU 0, then on both as ranks.
 
 mod composed;
+mod ranks;
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -304,6 +307,11 @@ fn main() -> Result<()> {
     let layers = words.next().map_or(Ok(40), |word| word.parse()).context("read the number of layers")?;
     let parts: Vec<String> = words.collect();
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
+    if let [flag, devices] = &parts[..]
+        && flag == "--devices"
+    {
+        return ranks::compare(&out, layers, devices);
+    }
     let device: Gpu = CudaDevice::new(Device::cuda(0)?, SEGMENTS * SEGMENT);
     let begun = Instant::now();
     let loaded = random::load(&device, &shape(layers))?;

@@ -35,7 +35,7 @@ fn sums<E: Float>(device: &Device, parts: &[Vec<f32>], base: &[f32], bound: f64)
 #[test]
 fn every_rank_gets_the_same_sum_at_odd_sizes() {
     let mut rng = fresh();
-    for (ranks, units) in [(1, 3), (2, 1), (2, 4097), (3, 129), (8, 200)] {
+    for (ranks, units) in [(1, 3), (2, 1), (2, 4097), (3, 129), (16, 200)] {
         let mut random = |len: usize| -> Vec<f32> { (0..len).map(|_| normal(&mut rng)).collect() };
         let parts: Vec<Vec<f32>> = (0..ranks).map(|_| random(8 * units)).collect();
         let base = random(8 * units);
@@ -52,7 +52,7 @@ fn sums_that_do_not_fit_are_refused() {
         let of = |len: usize| Buffer::from_slice(device, &vec![1.0_f32; len]).unwrap();
         let (four, eight, five) = (of(4), of(8), of(5));
         assert!(sum_ranks::<f32>(None, &[], Fresh::Anything).is_err());
-        assert!(sum_ranks(None, &[&four; 9], Fresh::Anything).is_err());
+        assert!(sum_ranks(None, &[&four; 17], Fresh::Anything).is_err());
         assert!(sum_ranks(None, &[&four, &eight], Fresh::Anything).is_err());
         assert!(sum_ranks(None, &[&five, &five], Fresh::Anything).is_err());
         assert!(sum_ranks(Some(&[&four]), &[&four, &four], Fresh::Anything).is_err());
