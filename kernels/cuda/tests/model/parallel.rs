@@ -30,10 +30,11 @@ fn ranks<E: Float>() -> TensorParallel<CudaDevice<E>> {
     TensorParallel::new(ranks.into()).unwrap()
 }
 
-/// Layers that the kernels have; on a GPU the shape of Qwen3.5-35B-A3B, four layers of it.
+/// One linear and one full layer that the kernels have; on a GPU of the shape of Qwen3.5-35B-A3B.
 fn spec(experts: Option<(usize, usize)>) -> RandomSpec {
     let naming = if experts.is_some() { Naming::Qwen35 } else { Naming::Qwen3Next };
-    let spec = RandomSpec { seed: 11, naming, experts, ..RandomSpec::default() };
+    let (layers, full_interval) = (2, 2);
+    let spec = RandomSpec { seed: 11, naming, experts, layers, full_interval, ..RandomSpec::default() };
     if cfg!(feature = "gpu-tests") {
         let (linear_heads, full_heads) = ((16, 32), (16, 2));
         let experts = experts.map(|_| (256, 8));
@@ -50,15 +51,7 @@ fn spec(experts: Option<(usize, usize)>) -> RandomSpec {
             ..spec
         };
     }
-    RandomSpec {
-        layers: 2,
-        full_interval: 2,
-        hidden: 128,
-        intermediate: 128,
-        linear_width: 64,
-        full_width: 64,
-        ..spec
-    }
+    RandomSpec { hidden: 128, intermediate: 128, linear_width: 64, full_width: 64, ..spec }
 }
 
 fn ranks_equal_one<E: Float>(experts: Option<(usize, usize)>, dtype: Dtype) {
