@@ -56,7 +56,7 @@ DEV void conv_warm(const E* __restrict__ x, const float* __restrict__ taps, cons
       for (int j = 0; j < 4; ++j) {
 #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap) y.at[j] += weights[j].at[tap] * window[r + tap].at[j];
-        y.at[j] = silu(y.at[j]);
+        y.at[j] = silu_for<E>(y.at[j]);
         squares += y.at[j] * y.at[j];
       }
       if (is_q || is_k) {

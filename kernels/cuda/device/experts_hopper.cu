@@ -2,6 +2,7 @@
 // 256 rows of a weight in turn, an expert's tiles one behind the other, so that its weights stay in the L2. A warpgroup brings slices of
 // 64 channels into a ring: rows of activations by copies of each thread, which go to where a place's row lies, and rows of weights by
 // boxes of the copy engine. Two warpgroups have 64 places each.
+#include "four.cuh"
 #include "hopper.cuh"
 
 constexpr int WARPGROUP = 128, CONSUMERS = 2 * WARPGROUP, STAGES = 4;
@@ -100,15 +101,16 @@ DEV void multiply_experts(const TensorMap& weight, const bf16* __restrict__ x, b
     }
   };
 
-  // Registers: 40 + 2 x 232 is what three warpgroups of 168 were given; with more, the increase would wait for ever.
+  // Registers: 56 + 2 x 224 is what three warpgroups of 168 were given; with more, the increase would wait for ever.
   if (threadIdx.x >= CONSUMERS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     // Thread `t` copies chunk t % 8 of rows t / 8 + 16 i.
     const int row = thread / 8, chunk = thread % 8;
     const uint8_t* const from = (const uint8_t*)x + chunk * 16;
     const uint32_t to = base + chunk_at<TILE_M>(row, chunk), row_units = inner / 8;
     while (tiles.take(place, count, column)) {
-      uint32_t rows[TILE_M / 16];  // where they begin, in units of 16 bytes; beyond `count` some row that is there
+      // Where they begin, in units of 16 bytes; beyond `count` some row that is there, or what lay there before: no output is written of it.
+      uint32_t rows[TILE_M / 16];
 #pragma unroll
       for (int i = 0; i < TILE_M / 16; ++i) {
         const uint32_t at = place + ((uint32_t)(row + 16 * i) < count ? row + 16 * i : 0);
@@ -124,14 +126,14 @@ DEV void multiply_experts(const TensorMap& weight, const bf16* __restrict__ x, b
         }
 #pragma unroll
         for (int i = 0; i < TILE_M / 16; ++i)
-          copy16(to + stage * STAGE + i * 2048, from + (size_t)rows[i] * 16 + slice * (SLICE * 2), true);
+          if (16u * i < count) copy16(to + stage * STAGE + i * 2048, from + (size_t)rows[i] * 16 + slice * (SLICE * 2), true);
         copies_arrive(full(stage));
         next();
       }
     }
     copies_wait();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const int group = threadIdx.x >> 7, warp = thread >> 5;
     uint8_t* const staging = shared + STAGING + (threadIdx.x >> 5) * 2048;
     auto release = [&](int stage) {

@@ -45,8 +45,6 @@ DEV void store_matrices(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint
 DEV void store_transposed(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }
-// silu to 20 bits: two instructions of the special unit.
-DEV float quick_silu(float x) { return quotient(x, 1.f + two_to(-1.44269504f * x)); }
 DEV float2 unpack(uint32_t x) { return __half22float2(*reinterpret_cast<__half2*>(&x)); }
 // x = hi + lo with 22 bits: two fp16 products give an fp32-like result when the other operand is fp16.
 DEV void split(float x, float y, uint32_t& hi, uint32_t& lo) {

@@ -3,7 +3,8 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Attention, AttentionForm, Buffer, Context, Contexts, Device, FullShape, Result, Token, attention_as,
+    Attention, AttentionForm, Buffer, Context, Contexts, Device, FullShape, Result, Token, attention,
+    attention_as,
 };
 use rand::RngExt;
 use rand::seq::SliceRandom;
@@ -46,12 +47,13 @@ impl Set {
         })
     }
 
+    /// In the form that is chosen for the contexts, or another.
     fn run(
         &mut self,
         device: &Device,
         contexts: &mut Contexts,
         rope: &Buffer<f32>,
-        form: AttentionForm,
+        form: Option<AttentionForm>,
     ) -> Result<()> {
         let run = Attention {
             q: &self.q,
@@ -62,7 +64,10 @@ impl Set {
             scale: (SHAPE.key as f32).powf(-0.5),
             out: &mut self.out,
         };
-        attention_as(device, run, form)
+        match form {
+            Some(form) => attention_as(device, run, form),
+            None => attention(device, run),
+        }
     }
 
     /// Largest relative error of a few rows of `tokens` and `rows` (whose outputs begin at row 0).
@@ -159,13 +164,15 @@ pub(crate) fn run(device: &Device, figures: &mut Figures) -> Result<()> {
         };
         let flops = (4 * SHAPE.heads * SHAPE.key * contexts.iter().map(seen).sum::<usize>()) as f64;
         let forms = [
-            (AttentionForm::Gathered, "_gathered"),
-            (AttentionForm::Hopper, "_direct"),
-            (AttentionForm::Portable, "_portable"),
+            (None, ""),
+            (Some(AttentionForm::Hopper), "_direct"),
+            (Some(AttentionForm::Portable), "_portable"),
         ];
         for (form, suffix) in forms {
-            let gathers = form == AttentionForm::Gathered;
-            let mut table = Contexts::cut(device, (SHAPE, PAGE), &contexts, (None, gathers))?;
+            let mut table = match form {
+                None => Contexts::new(device, SHAPE, PAGE, &contexts)?,
+                Some(_) => Contexts::cut(device, (SHAPE, PAGE), &contexts, (None, false))?,
+            };
             sets[0].out.write(&vec![bf16::NAN; sets[0].out.len()])?;
             sets[0].run(device, &mut table, &rope, form)?;
             let error = sets[0].error(contexts[0].tokens, contexts[0].rows)?;

@@ -181,7 +181,13 @@ impl Bench {
         time("op_linear_2048_32", &|| device.linear(&x, &gates).map(drop))?;
         time("op_gated_norm", &|| device.gated_norm(&wide, &wide, &head, 128, 1e-6).map(drop))?;
         time("op_swiglu", &|| device.swiglu(&wide).map(drop))?;
-        time("op_experts", &|| device.experts(&x, &experts).map(drop))
+        time("op_experts", &|| device.experts(&x, &experts).map(drop))?;
+        // Of steps between decode and a whole prompt: those of a batch, of seams and a query, and of a step of prefill.
+        for rows in [128, SEGMENTS * SEAM + QUERY, 2048] {
+            let part = device.select(&x, &(0..rows).collect::<Vec<_>>())?;
+            time(&format!("op_experts_{rows}"), &|| device.experts(&part, &experts).map(drop))?;
+        }
+        Ok(())
     }
 
     fn median(&mut self, repeats: usize, mut one: impl FnMut(&mut Self) -> Result<f64>) -> Result<f64> {
