@@ -1,12 +1,41 @@
 //! Rows of logits, as much of them as a sampler needs: what a device lands of them and a sampler draws from.
 
-/// What is needed of a row. The larger need covers the smaller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What is needed of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Need {
     /// So many of the largest, and the sum of all.
     Largest(usize),
+    /// A token drawn from the softmax of the whole row, beside what [`Need::Largest`] gives.
+    Draw {
+        /// What logits are divided by; above 0.
+        temperature: f32,
+        /// The random number, in [0, 1): how much of the distribution lies before the token drawn.
+        uniform: f64,
+        /// How many of the largest.
+        largest: usize,
+    },
     /// The whole row.
     All,
+}
+
+impl Need {
+    /// What covers both needs of one row. Two different draws need the whole of it.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Largest(most), Self::Largest(more)) => Self::Largest(most.max(more)),
+            (Self::Draw { temperature, uniform, largest: most }, Self::Largest(more))
+            | (Self::Largest(more), Self::Draw { temperature, uniform, largest: most }) => {
+                Self::Draw { temperature, uniform, largest: most.max(more) }
+            }
+            (Self::Draw { temperature, uniform, largest: most }, Self::Draw { largest: more, .. })
+                if other == (Self::Draw { temperature, uniform, largest: more }) =>
+            {
+                Self::Draw { temperature, uniform, largest: most.max(more) }
+            }
+            _ => Self::All,
+        }
+    }
 }
 
 /// Most logits that [`Need::Largest`] is for: beyond them the whole row is as quick to land.
@@ -22,6 +51,15 @@ pub enum Logits {
         /// `ln Σ exp(logits)` over the whole row; no number if any of them is not finite.
         log_sum: f64,
     },
+    /// The token that was drawn, and the largest.
+    Drawn {
+        /// `(token, logit)`; none where the row is empty or a logit is not finite.
+        drawn: Option<(u32, f32)>,
+        /// As in [`Logits::Largest`].
+        largest: Vec<(u32, f32)>,
+        /// As in [`Logits::Largest`].
+        log_sum: f64,
+    },
     /// The whole row, `[vocab]`.
     All(Vec<f32>),
 }
@@ -29,19 +67,17 @@ pub enum Logits {
 impl Logits {
     /// What `need` asks of a row: plain, for devices whose rows lie on the host.
     pub fn of_row(row: &[f32], need: Need) -> Self {
-        let Need::Largest(most) = need else { return Self::All(row.to_vec()) };
-        let mut places: Vec<usize> = (0..row.len()).collect();
-        // Adding zero makes the two zeros equal, as they are to a sampler.
-        let order = |a: &usize, b: &usize| (row[*b] + 0.0).total_cmp(&(row[*a] + 0.0)).then(a.cmp(b));
-        if 0 < most && most < places.len() {
-            places.select_nth_unstable_by(most - 1, order);
-        }
-        places.truncate(most);
-        places.sort_unstable_by(order);
         let is_finite = row.iter().all(|logit| logit.is_finite());
-        Self::Largest {
-            largest: places.into_iter().map(|at| (at as u32, row[at])).collect(),
-            log_sum: if is_finite { log_sum(row.iter().map(|logit| f64::from(*logit))) } else { f64::NAN },
+        let wide = || row.iter().map(|logit| f64::from(*logit));
+        let log_sum = || if is_finite { log_sum(wide()) } else { f64::NAN };
+        match need {
+            Need::All => Self::All(row.to_vec()),
+            Need::Largest(most) => Self::Largest { largest: largest(row, most), log_sum: log_sum() },
+            Need::Draw { temperature, uniform, largest: most } => {
+                let place = || draw(&weights(wide(), temperature), uniform);
+                let drawn = is_finite.then(place).flatten().map(|at| (at as u32, row[at]));
+                Self::Drawn { drawn, largest: largest(row, most), log_sum: log_sum() }
+            }
         }
     }
 
@@ -49,9 +85,44 @@ impl Logits {
     pub fn into_all(self) -> Option<Vec<f32>> {
         match self {
             Self::All(row) => Some(row),
-            Self::Largest { .. } => None,
+            Self::Largest { .. } | Self::Drawn { .. } => None,
         }
     }
+}
+
+/// `(token, logit)` of the largest, largest first, equal ones by token; all of them where fewer are in the row.
+fn largest(row: &[f32], most: usize) -> Vec<(u32, f32)> {
+    let mut places: Vec<usize> = (0..row.len()).collect();
+    // Adding zero makes the two zeros equal, as they are to a sampler.
+    let order = |a: &usize, b: &usize| (row[*b] + 0.0).total_cmp(&(row[*a] + 0.0)).then(a.cmp(b));
+    if 0 < most && most < places.len() {
+        places.select_nth_unstable_by(most - 1, order);
+    }
+    places.truncate(most);
+    places.sort_unstable_by(order);
+    places.into_iter().map(|at| (at as u32, row[at])).collect()
+}
+
+/// `exp((logits − largest) / temperature)`: each logit's share of the softmax, times what the largest has of 1.
+pub fn weights(logits: impl Iterator<Item = f64> + Clone, temperature: f32) -> Vec<f64> {
+    let (top, temperature) = (logits.clone().fold(f64::NEG_INFINITY, f64::max), f64::from(temperature));
+    logits.map(|logit| ((logit - top) / temperature).exp()).collect()
+}
+
+/// The place in `weights` before which `uniform` of their sum lies; none if none is above 0.
+/// The inverse of the distribution function, in order; places without weight are passed over.
+pub fn draw(weights: &[f64], uniform: f64) -> Option<usize> {
+    let mut left = uniform * weights.iter().sum::<f64>();
+    let mut last = None;
+    for (place, share) in weights.iter().enumerate().filter(|(_, share)| **share > 0.0) {
+        last = Some(place);
+        left -= share;
+        if left < 0.0 {
+            break;
+        }
+    }
+    // Rounding may leave a rest behind the last.
+    last
 }
 
 /// `ln Σ exp(logits)`; −∞ without any.
@@ -61,31 +132,4 @@ pub fn log_sum(logits: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_are_in_order_and_equal_ones_go_by_token() {
-        let row = [1.0, 3.0, 3.0, -2.0, 1.0];
-        let zeros = Logits::of_row(&[-0.0, 0.0], Need::Largest(1));
-        assert!(matches!(zeros, Logits::Largest { largest, .. } if largest[0].0 == 0));
-        let Logits::Largest { largest, log_sum } = Logits::of_row(&row, Need::Largest(4)) else {
-            unreachable!("a part was asked for")
-        };
-        assert_eq!(largest, [(1, 3.0), (2, 3.0), (0, 1.0), (4, 1.0)]);
-        let sum: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
-        assert!((log_sum - sum.ln()).abs() < 1e-12);
-        let all = Logits::of_row(&row, Need::Largest(9));
-        assert!(matches!(all, Logits::Largest { largest, .. } if largest.len() == 5));
-        assert_eq!(Logits::of_row(&row, Need::All).into_all().unwrap(), row);
-        assert!(Need::Largest(64) < Need::All);
-    }
-
-    #[test]
-    fn a_row_with_a_logit_that_is_not_finite_has_no_sum() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let found = Logits::of_row(&[0.0, bad], Need::Largest(1));
-            assert!(matches!(found, Logits::Largest { log_sum, .. } if log_sum.is_nan()), "{bad}");
-        }
-    }
-}
+mod tests;

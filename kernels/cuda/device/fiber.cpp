@@ -3,6 +3,7 @@
 #include "checksum.cu"
 #include "compose_seam.cu"
 #include "conv_warm.cu"
+#include "draw.cu"
 #include "experts.cu"
 #include "gdn.cu"
 #include "gdn_pieces.cu"

@@ -25,3 +25,6 @@ pub const ELEMENTWISE: f64 = 1e-6;
 pub const CHUNKS: f64 = 2e-3;
 /// Outputs of attention: rotated queries and keys, and the weights, as bf16 operands; fp32 sums.
 pub const ATTENTION: f64 = 6e-3;
+/// How near a draw's random number may lie to a boundary between two tokens, relative to the whole, for either to be
+/// right: sums of weights in f64 in two orders.
+pub const DRAW_BOUNDARY: f64 = 1e-12;

@@ -20,7 +20,7 @@ mod sealed {
 macro_rules! elements {
     ($($t:ty),*) => {$(impl sealed::Sealed for $t {} impl Element for $t {})*};
 }
-elements!(u8, i32, u32, u64, f32, f16, bf16);
+elements!(u8, i32, u32, u64, f32, f64, f16, bf16);
 
 /// Formats of activations.
 pub trait Float: Element {

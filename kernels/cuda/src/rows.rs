@@ -180,7 +180,7 @@ pub fn top_logits(device: &Device, logits: &Buffer<f32>, width: usize, most: usi
     Ok(TopLogits { ids, values, log_sum })
 }
 
-fn table_rows(logits: &Buffer<f32>, width: usize, most: usize) -> Result<usize> {
+pub(crate) fn table_rows(logits: &Buffer<f32>, width: usize, most: usize) -> Result<usize> {
     let whole = width > 0 && logits.len().is_multiple_of(width);
     Error::unless(whole, "the logits", format!("rows of {width}"), logits.len())?;
     Error::unless((1..=width).contains(&most), "how many are chosen", format!("1 to {width}"), most)?;

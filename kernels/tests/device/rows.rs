@@ -56,17 +56,20 @@ fn row_ops_equal_the_reference_on_one_and_on_two_threads() {
             if rows > 65 {
                 continue;
             }
-            let needs: Vec<Need> =
-                [Need::Largest(1), Need::All, Need::Largest(9)].into_iter().cycle().take(rows).collect();
+            let draw = |uniform| Need::Draw { temperature: 0.8, uniform, largest: 2 };
+            let needs = [Need::Largest(1), draw(0.3), Need::All, draw(0.0), Need::Largest(9), draw(0.9)];
+            let needs: Vec<Need> = needs.into_iter().cycle().take(rows).collect();
             let part = device.scores(&tx, &placed, &needs).unwrap();
             assert!(device.scores(&tx, &placed, &needs[1..]).is_err());
             for ((part, row), need) in part.iter().zip(found.chunks_exact(out)).zip(needs) {
-                let largest = |of: &Logits| match of {
-                    Logits::Largest { largest, log_sum } => (largest.clone(), *log_sum),
-                    Logits::All(row) => (row.iter().map(|x| (0, *x)).collect(), 0.0),
+                let landed = |of: &Logits| match of {
+                    Logits::Largest { largest, log_sum } => (None, largest.clone(), *log_sum),
+                    Logits::Drawn { drawn, largest, log_sum } => (*drawn, largest.clone(), *log_sum),
+                    Logits::All(row) => (None, row.iter().map(|x| (0, *x)).collect(), 0.0),
                 };
-                let ((part, sum), (right, right_sum)) = (largest(part), largest(&Logits::of_row(row, need)));
-                assert_eq!(part, right);
+                let (drawn, part, sum) = landed(part);
+                let (right_drawn, right, right_sum) = landed(&Logits::of_row(row, need));
+                assert_eq!((drawn, part), (right_drawn, right));
                 assert!((sum - right_sum).abs() < 1e-5 * (1.0 + right_sum.abs()), "{sum} for {right_sum}");
             }
         }

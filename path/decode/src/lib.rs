@@ -17,7 +17,7 @@ pub use sample::{Draw, Sampler};
 pub use stop::{Limits, check};
 
 /// Why no token could be drawn.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DecodeError {
     /// The model gave a NaN or an infinity.
     #[error("a logit is not finite")]

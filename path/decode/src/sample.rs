@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use hypic_domain::logits::{Logits, MOST_LARGEST, Need, log_sum};
+use hypic_domain::logits::{Logits, MOST_LARGEST, Need, draw, log_sum, weights};
 use hypic_domain::sampling::Sampling;
 
 use crate::DecodeError;
@@ -55,25 +55,31 @@ impl Sampler {
         if self.drawn < self.sampling.min_tokens.0 { &self.sampling.stop_ids } else { &[] }
     }
 
-    /// What [`Sampler::draw`] needs of the next row of logits. The largest are enough where no bias or penalty can
-    /// lift others, and neither the draw nor a mask under reported probabilities needs other sums.
+    /// What [`Sampler::draw`] needs of the next row of logits. The largest, or a draw where the row is, are enough where
+    /// no bias or penalty can lift others, and neither the draw nor a mask under reported probabilities needs other sums.
     pub fn need(&self) -> Need {
         let sampling = &self.sampling;
         let lifts = !sampling.logit_bias.is_empty()
             || sampling.presence_penalty != 0.0
             || sampling.frequency_penalty != 0.0;
         let masked = self.masked().len();
-        let drawn_from = match (sampling.temperature <= 0.0, sampling.top_k as usize) {
+        let reported = sampling.logprobs.map_or(0, |count| count as usize);
+        let is_greedy = sampling.temperature <= 0.0;
+        let is_narrowed = sampling.top_k > 0 || sampling.top_p < 1.0;
+        if lifts || (masked > 0 && sampling.logprobs.is_some()) {
+            return Need::All;
+        }
+        if !is_greedy && !is_narrowed && masked == 0 && reported <= MOST_LARGEST {
+            let (temperature, uniform) = (sampling.temperature, self.uniform());
+            return Need::Draw { temperature, uniform, largest: reported };
+        }
+        let drawn_from = match (is_greedy, sampling.top_k as usize) {
             (true, _) => 1,
             (false, 0) => return Need::All,
             (false, most) => most,
         };
-        let reported = sampling.logprobs.map_or(0, |count| count as usize);
         let most = drawn_from.max(reported).saturating_add(masked);
-        if lifts || (masked > 0 && sampling.logprobs.is_some()) || most > MOST_LARGEST {
-            return Need::All;
-        }
-        Need::Largest(most)
+        if most > MOST_LARGEST { Need::All } else { Need::Largest(most) }
     }
 
     /// Draws the answer's next token from a row of logits, of which at least [`Sampler::need`] is there. What is drawn
@@ -82,6 +88,39 @@ impl Sampler {
     /// # Errors
     /// A logit that is no number, a row with less than is needed, or nothing left to draw from.
     pub fn draw(&mut self, logits: &Logits) -> Result<Draw, DecodeError> {
+        let draw = match (logits, self.need()) {
+            (Logits::Drawn { drawn, largest, log_sum }, Need::Draw { .. }) => {
+                self.drawn(*drawn, largest, *log_sum)?
+            }
+            _ => self.draw_here(logits)?,
+        };
+        self.accept(draw.id);
+        Ok(draw)
+    }
+
+    /// What was drawn where the row is.
+    fn drawn(
+        &self,
+        drawn: Option<(u32, f32)>,
+        largest: &[(u32, f32)],
+        log_sum: f64,
+    ) -> Result<Draw, DecodeError> {
+        let Some((id, logit)) = drawn else {
+            // An empty row has a sum, of nothing.
+            return Err(if log_sum.is_nan() { DecodeError::ReadLogits } else { DecodeError::DrawToken });
+        };
+        let reported = self.sampling.logprobs.map(|count| count as usize);
+        let logprob = |logit: f32| finite(f64::from(logit) - log_sum);
+        let top = largest.iter().take(reported.unwrap_or(0));
+        Ok(Draw {
+            id,
+            logprob: reported.map(|_| logprob(logit)),
+            top: top.map(|(id, logit)| (*id, logprob(*logit))).collect(),
+        })
+    }
+
+    /// Draws from the row or its largest.
+    fn draw_here(&self, logits: &Logits) -> Result<Draw, DecodeError> {
         let places = self.adjusted(logits)?;
         let values = &places.values;
         let best = argmax(values).ok_or(DecodeError::DrawToken)?;
@@ -96,34 +135,33 @@ impl Sampler {
                 (Some(logprob(chosen)), top.into_iter().map(|at| (places.token(at), logprob(at))).collect())
             }
         };
-        self.accept(id);
         Ok(Draw { id, logprob, top })
     }
 
     /// Logits after bias, penalties and the mask of an answer that may not end yet, in f64.
     fn adjusted<'a>(&self, logits: &'a Logits) -> Result<Places<'a>, DecodeError> {
-        // Adding zero makes the two zeros equal.
-        let wide = |logit: f32| f64::from(logit) + 0.0;
-        let row = match (logits, self.need()) {
-            (Logits::All(row), _) => row,
-            (Logits::Largest { largest, log_sum }, Need::Largest(_)) if !log_sum.is_finite() => {
-                // An empty row has no sum either, and is no fault of a logit.
-                return Err(if largest.is_empty() {
-                    DecodeError::DrawToken
-                } else {
-                    DecodeError::ReadLogits
-                });
-            }
-            (Logits::Largest { largest, log_sum }, Need::Largest(_)) => {
-                let masked = self.masked();
-                let value = |(id, logit): &(u32, f32)| {
-                    if masked.contains(id) { f64::NEG_INFINITY } else { wide(*logit) }
-                };
-                let values = largest.iter().map(value).collect();
-                return Ok(Places { values, tokens: Some(largest), log_sum: Some(*log_sum) });
-            }
-            (Logits::Largest { .. }, needed @ Need::All) => return Err(DecodeError::FindLogits { needed }),
+        let (largest, log_sum) = match (logits, self.need()) {
+            (Logits::All(row), _) => return self.adjusted_row(row),
+            (
+                Logits::Largest { largest, log_sum } | Logits::Drawn { largest, log_sum, .. },
+                Need::Largest(_),
+            ) => (largest, *log_sum),
+            (_, needed) => return Err(DecodeError::FindLogits { needed }),
         };
+        if !log_sum.is_finite() {
+            // An empty row has no sum either, and is no fault of a logit.
+            return Err(if largest.is_empty() { DecodeError::DrawToken } else { DecodeError::ReadLogits });
+        }
+        let masked = self.masked();
+        let value = |(id, logit): &(u32, f32)| {
+            if masked.contains(id) { f64::NEG_INFINITY } else { wide(*logit) }
+        };
+        let values = largest.iter().map(value).collect();
+        Ok(Places { values, tokens: Some(largest), log_sum: Some(log_sum) })
+    }
+
+    /// The same of a whole row.
+    fn adjusted_row<'a>(&self, row: &[f32]) -> Result<Places<'a>, DecodeError> {
         if row.iter().any(|logit| !logit.is_finite()) {
             return Err(DecodeError::ReadLogits);
         }
@@ -151,39 +189,29 @@ impl Sampler {
     /// Draws by temperature, top-k and top-p. At least one logit is finite.
     fn draw_from(&self, logits: &[f64]) -> usize {
         let sampling = &self.sampling;
-        let heat = f64::from(sampling.temperature);
         let narrowed = sampling.top_k > 0 || sampling.top_p < 1.0;
-        let mut places: Vec<usize> = if narrowed {
+        let places: Vec<usize> = if narrowed {
             let kept = if sampling.top_k > 0 { sampling.top_k as usize } else { logits.len() };
             ranked(logits, kept)
         } else {
             (0..logits.len()).collect()
         };
-        let top = places.iter().map(|at| logits[*at]).fold(f64::NEG_INFINITY, f64::max);
-        let weight = |at: usize| ((logits[at] - top) / heat).exp();
-        let mut sum: f64 = places.iter().map(|at| weight(*at)).sum();
+        let mut weights = weights(places.iter().map(|at| logits[*at]), sampling.temperature);
         if sampling.top_p < 1.0 {
-            let (share, mut reached, mut kept) = (sum * f64::from(sampling.top_p.max(0.0)), 0.0, 0);
-            while kept < places.len() && (kept == 0 || reached < share) {
-                reached += weight(places[kept]);
+            let share = weights.iter().sum::<f64>() * f64::from(sampling.top_p.max(0.0));
+            let (mut reached, mut kept) = (0.0, 0);
+            while kept < weights.len() && (kept == 0 || reached < share) {
+                reached += weights[kept];
                 kept += 1;
             }
-            places.truncate(kept);
-            sum = reached;
+            weights.truncate(kept);
         }
-        let mut left = uniform(sampling.seed, self.choice, self.drawn) * sum;
-        let mut last = places[0];
-        for at in places {
-            let share = weight(at);
-            if share > 0.0 {
-                last = at;
-                left -= share;
-                if left < 0.0 {
-                    break;
-                }
-            }
-        }
-        last
+        places[draw(&weights, self.uniform()).unwrap_or(0)]
+    }
+
+    /// The random number of the next token.
+    fn uniform(&self) -> f64 {
+        uniform(self.sampling.seed, self.choice, self.drawn)
     }
 }
 
@@ -201,6 +229,11 @@ impl Places<'_> {
     fn token(&self, place: usize) -> u32 {
         self.tokens.and_then(|tokens| tokens.get(place)).map_or(place as u32, |(id, _)| *id)
     }
+}
+
+/// In f64. Adding zero makes the two zeros equal.
+fn wide(logit: f32) -> f64 {
+    f64::from(logit) + 0.0
 }
 
 fn finite(logprob: f64) -> f32 {

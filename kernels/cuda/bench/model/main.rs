@@ -81,7 +81,7 @@ impl Bench {
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         let is_finite = |logits: &Logits| match logits {
             Logits::All(row) => row.iter().all(|logit| logit.is_finite()),
-            Logits::Largest { log_sum, .. } => log_sum.is_finite(),
+            Logits::Largest { log_sum, .. } | Logits::Drawn { log_sum, .. } => log_sum.is_finite(),
         };
         if !logits.iter().all(is_finite) {
             bail!("a logit is not finite");
@@ -352,7 +352,10 @@ fn main() -> Result<()> {
     }
     for batch in [1, 32, MOST].into_iter().filter(|_| wanted("decode")) {
         note(&format!("decode_b{batch}_layers"), bench.median(REPEATS, |b| b.decode(batch, None))?);
-        for (suffix, need) in [("", Need::Largest(1)), ("_top20", Need::Largest(20)), ("_rows", Need::All)] {
+        let draw = Need::Draw { temperature: 1.0, uniform: 0.5, largest: 0 };
+        let needs =
+            [("", Need::Largest(1)), ("_draw", draw), ("_top20", Need::Largest(20)), ("_rows", Need::All)];
+        for (suffix, need) in needs {
             let ms = bench.median(REPEATS, |b| b.decode(batch, Some(need)))?;
             note(&format!("decode_b{batch}{suffix}"), ms);
             println!("{:<28} {:>10.0} tokens/s", "", batch as f64 / ms * 1e3);

@@ -7,7 +7,7 @@ use hypic_kernels::op::OpError;
 use super::memory::{Tensor, Weight};
 use super::{CudaDevice, failed, product_of};
 use crate::memory::Float;
-use crate::{Buffer, Device, product, top_logits};
+use crate::{Buffer, Device, Draw, TopLogits, draw_logits, product, top_logits};
 
 const OP: &str = "scores";
 
@@ -30,23 +30,47 @@ pub(super) fn scores<E: Float>(
 /// What `needs` asks of each of the rows, `[needs.len(), width]`.
 fn landed(device: &Device, rows: &Buffer<f32>, width: usize, needs: &[Need]) -> crate::Result<Vec<Logits>> {
     let most = needs.iter().filter_map(|need| match need {
-        Need::Largest(most) => Some((*most).clamp(1, width.max(1))),
+        Need::Largest(most) | Need::Draw { largest: most, .. } => Some((*most).clamp(1, width.max(1))),
         Need::All => None,
     });
-    let top = match most.max() {
-        None => None,
-        Some(most) => {
-            let top = top_logits(device, rows, width, most)?;
-            Some((most, top.ids.read()?, top.values.read()?, top.log_sum.read()?))
+    let whole = |row: usize| rows.read_part(row * width, width).map(Logits::All);
+    let Some(most) = most.max() else { return (0..needs.len()).map(whole).collect() };
+    let top = top_logits(device, rows, width, most)?;
+    let mut drawn = drawn(device, rows, width, (&top, needs))?.into_iter();
+    let (ids, values, log_sum) = (top.ids.read()?, top.values.read()?, top.log_sum.read()?);
+    let largest = |row: usize, wanted: usize| {
+        let part = row * most..row * most + most.min(wanted);
+        ids[part.clone()].iter().copied().zip(values[part].iter().copied()).collect()
+    };
+    let logits = |(row, need): (usize, &Need)| {
+        let log_sum = f64::from(log_sum[row]);
+        match *need {
+            Need::Largest(most) => Ok(Logits::Largest { largest: largest(row, most), log_sum }),
+            Need::Draw { largest: most, .. } => {
+                let drawn = drawn.next().filter(|_| log_sum.is_finite());
+                Ok(Logits::Drawn { drawn, largest: largest(row, most), log_sum })
+            }
+            Need::All => whole(row),
         }
     };
-    let row = |(row, need): (usize, &Need)| match (need, &top) {
-        (Need::Largest(wanted), Some((most, ids, values, log_sum))) => {
-            let part = row * most..row * most + (*most).min(*wanted);
-            let largest = ids[part.clone()].iter().copied().zip(values[part].iter().copied()).collect();
-            Ok(Logits::Largest { largest, log_sum: f64::from(log_sum[row]) })
-        }
-        _ => rows.read_part(row * width, width).map(Logits::All),
+    needs.iter().enumerate().map(logits).collect()
+}
+
+/// `(token, logit)` of each draw that is among `needs`, in their order.
+fn drawn(
+    device: &Device,
+    rows: &Buffer<f32>,
+    width: usize,
+    (top, needs): (&TopLogits, &[Need]),
+) -> crate::Result<Vec<(u32, f32)>> {
+    let draw = |(row, need): (usize, &Need)| match *need {
+        Need::Draw { temperature, uniform, .. } => Some(Draw { row, temperature, uniform }),
+        Need::Largest(_) | Need::All => None,
     };
-    needs.iter().enumerate().map(row).collect()
+    let draws: Vec<Draw> = needs.iter().enumerate().filter_map(draw).collect();
+    if draws.is_empty() {
+        return Ok(Vec::new());
+    }
+    let found = draw_logits(device, rows, width, top, &draws)?;
+    Ok(found.tokens.read()?.into_iter().zip(found.values.read()?).collect())
 }

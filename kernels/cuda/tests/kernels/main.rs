@@ -8,6 +8,7 @@
 mod attention;
 mod compose_seam;
 mod conv_warm;
+mod draw;
 mod experts;
 mod gdn_chunks;
 mod norm;

@@ -121,8 +121,11 @@ fn the_whole_row_is_needed_only_where_the_largest_do_not_say_all() {
     let unfinished = || Sampling { min_tokens: Tokens(1), stop_ids: vec![1, 2], ..greedy() };
     assert_eq!(of(unfinished()), Need::Largest(3));
     assert_eq!(Sampler::new(&unfinished(), 0, &[7]).need(), Need::Largest(1));
+    let need = of(Sampling { temperature: 0.7, logprobs: Some(4), ..Sampling::default() });
+    assert!(matches!(need, Need::Draw { temperature: 0.7, largest: 4, .. }));
     for whole in [
-        Sampling::default(),
+        Sampling { logprobs: Some(MOST_LARGEST as u32 + 1), ..Sampling::default() },
+        Sampling { temperature: 1.0, ..unfinished() },
         Sampling { top_p: 0.9, ..Sampling::default() },
         Sampling { top_k: MOST_LARGEST as u32 + 1, ..Sampling::default() },
         Sampling { logit_bias: vec![(3, 1.0)], ..greedy() },
@@ -133,11 +136,26 @@ fn the_whole_row_is_needed_only_where_the_largest_do_not_say_all() {
         assert_eq!(of(whole), Need::All);
     }
     let part = Logits::of_row(&ROW, Need::Largest(5));
-    let refused = Sampler::new(&Sampling::default(), 0, &[]).draw(&part);
-    assert_eq!(refused, Err(DecodeError::FindLogits { needed: Need::All }));
+    for wider in [Sampling::default(), Sampling { top_p: 0.9, ..Sampling::default() }] {
+        let mut sampler = Sampler::new(&wider, 0, &[]);
+        let needed = sampler.need();
+        assert_eq!(sampler.draw(&part), Err(DecodeError::FindLogits { needed }));
+    }
     let mut sampler = Sampler::new(&greedy(), 0, &[]);
     let bad = Logits::of_row(&[0.0, f32::NAN], Need::Largest(1));
     assert_eq!(sampler.draw(&bad), Err(DecodeError::ReadLogits));
+}
+
+#[test]
+fn a_draw_made_elsewhere_fails_as_one_made_here() {
+    for (row, error) in
+        [(&[0.0, f32::NEG_INFINITY][..], DecodeError::ReadLogits), (&[], DecodeError::DrawToken)]
+    {
+        let mut sampler = Sampler::new(&Sampling::default(), 0, &[]);
+        let need = sampler.need();
+        assert_eq!(sampler.draw(&Logits::of_row(row, need)), Err(error.clone()));
+        assert_eq!(sampler.draw(&all(row)), Err(error));
+    }
 }
 
 proptest! {
@@ -160,12 +178,14 @@ proptest! {
             temperature, top_k, top_p, seed, logit_bias, presence_penalty, frequency_penalty, logprobs, min_tokens,
             stop_ids, ..Sampling::default()
         };
+        let a_draw = Need::Draw { temperature: 0.7, uniform: 0.4, largest: 2 };
         let (mut whole, mut part) = (Sampler::new(&sampling, 1, &[]), Sampler::new(&sampling, 1, &[]));
         for step in steps {
             let row: Vec<f32> =
                 step.iter().map(|&x| if x == 0 { zero } else { f32::from(x) / 4.0 }).chain([-0.0]).collect();
             let more = match part.need() {
-                Need::Largest(most) => Need::Largest(most + 5),
+                Need::Largest(most) => Need::Largest(most + 5).and(a_draw),
+                need @ Need::Draw { .. } => need.and(Need::Largest(7)),
                 Need::All => Need::All,
             };
             let right = whole.draw(&all(&row));
