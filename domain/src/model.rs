@@ -47,7 +47,7 @@ pub struct FullShape {
     pub key: usize,
     /// Width of a cached value (MLA: 0, since the latent serves as both).
     pub value: usize,
-    /// Leading channels of a key that are rotated by position.
+    /// Channels of a key that are rotated by position: its first ones, and of MLA those behind the latent.
     pub rotary: usize,
 }
 

@@ -69,22 +69,25 @@ ATTENTION(attention_64, 64, ATTENTION_THREADS, attend)
 ATTENTION(attention_128, 128, ATTENTION_THREADS, attend)
 ATTENTION(attention_256, 256, ATTENTION_THREADS, attend)
 
-// Adds the partial sums of row blockIdx.x, head blockIdx.y; one thread per channel. parts [rows, 3]: the row's first partial row, the
+// Adds the partial sums of row blockIdx.x, head blockIdx.y; a thread takes every 256th channel. parts [rows, 3]: the row's first partial row, the
 // distance to the next, and how many there are; none where the outputs are written already.
 KERNEL(256, attention_merge)(const float* __restrict__ partial_out, const float* __restrict__ partial_sum, const uint32_t* __restrict__ parts,
                              bf16* __restrict__ out, int heads, int width) {
   const uint32_t* const part = parts + 3 * (size_t)blockIdx.x;
   const uint32_t first = part[0], stride = part[1], count = part[2];
-  if (count == 0 || (int)threadIdx.x >= width) return;
+  if (count == 0) return;
   auto at = [&](uint32_t i) { return (size_t)(first + i * stride) * heads + blockIdx.y; };
-  float best = -INFINITY, sum = 0.f, x = 0.f;
+  float best = -INFINITY;
   for (uint32_t i = 0; i < count; ++i) best = fmaxf(best, partial_sum[2 * at(i)]);
-  for (uint32_t i = 0; i < count; ++i) {
-    const float factor = two_to(partial_sum[2 * at(i)] - best);
-    sum += factor * partial_sum[2 * at(i) + 1];
-    x += factor * partial_out[at(i) * width + threadIdx.x];
+  for (int channel = threadIdx.x; channel < width; channel += 256) {
+    float sum = 0.f, x = 0.f;
+    for (uint32_t i = 0; i < count; ++i) {
+      const float factor = two_to(partial_sum[2 * at(i)] - best);
+      sum += factor * partial_sum[2 * at(i) + 1];
+      x += factor * partial_out[at(i) * width + channel];
+    }
+    store(out[((size_t)blockIdx.x * heads + blockIdx.y) * width + channel], x / sum);
   }
-  store(out[((size_t)blockIdx.x * heads + blockIdx.y) * width + threadIdx.x], x / sum);
 }
 REGISTER(attention_merge)
 

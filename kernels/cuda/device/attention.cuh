@@ -208,7 +208,8 @@ template <int D, int N = TOKENS> struct RowSums {
 #pragma unroll
       for (int e = 0; e < 4; ++e) weights[k][e] = pack_bf16(s[2 * k + (e >> 1)][2 * (e & 1)], s[2 * k + (e >> 1)][2 * (e & 1) + 1]);
   }
-  DEV_MEMBER void write(const Attending<D>& block) {
+  // Columns `first` to `first` + D of outputs that are `width` wide.
+  DEV_MEMBER void write(const Attending<D>& block, int width = D, int first = 0) {
     const AttentionStep& step = block.step;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -220,7 +221,7 @@ template <int D, int N = TOKENS> struct RowSums {
       const int row = m + 8 * r;
       if (row >= block.used) continue;
       if (block.job.partial == WHOLE) {
-        uint32_t* const to = (uint32_t*)(step.out + ((size_t)block.row_of(row) * step.heads + block.head_of(row)) * D + column);
+        uint32_t* const to = (uint32_t*)(step.out + ((size_t)block.row_of(row) * step.heads + block.head_of(row)) * width + first + column);
         const float factor = 1.f / sum[r];
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) to[4 * n] = pack_bf16(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
@@ -229,8 +230,8 @@ template <int D, int N = TOKENS> struct RowSums {
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) step.partial_out[at * D + 8 * n + column + e] = o[n][2 * r + e];
-        if (column == 0) {
+          for (int e = 0; e < 2; ++e) step.partial_out[at * width + first + 8 * n + column + e] = o[n][2 * r + e];
+        if (first + column == 0) {
           step.partial_sum[2 * at] = best[r] * to_log2;
           step.partial_sum[2 * at + 1] = sum[r];
         }

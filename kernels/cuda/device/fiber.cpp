@@ -10,6 +10,7 @@
 #include "gla.cu"
 #include "kda.cu"
 #include "lightning.cu"
+#include "mla.cu"
 #include "norm.cu"
 #include "pack.cu"
 #include "product.cu"

@@ -57,7 +57,8 @@ pub fn attention<E: Float>(device: &Device, run: Attention<'_, E>) -> Result<()>
 /// As [`attention`], and [`Error::FindKernel`] for a form that the device does not have.
 pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: AttentionForm) -> Result<()> {
     let Attention { q, key, value, contexts, rope, scale, out } = run;
-    let FullShape { heads, kv_heads, key: width, rotary, .. } = contexts.shape;
+    let FullShape { heads, kv_heads, key: width, value: value_width, rotary } = contexts.shape;
+    Error::unless(value_width == width, "the values", "as wide as the keys", value_width)?;
     let size = contexts.rows * heads * width;
     Error::unless(q.len() == size, "the queries", size, q.len())?;
     Error::unless(out.len() == size, "the outputs", size, out.len())?;
@@ -103,9 +104,20 @@ pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: Atte
         .int(rotary)
         .int(rotary.max(1).ilog2() as usize)
         .run()?;
+    merge(device, contexts, width, out)
+}
+
+/// Adds the partial sums of rows whose tokens several jobs share, if there are any, to outputs `[rows, heads, width]`.
+pub(crate) fn merge<E: Float>(
+    device: &Device,
+    contexts: &Contexts,
+    width: usize,
+    out: &mut Buffer<E>,
+) -> Result<()> {
     if contexts.partial_sum.is_empty() {
         return Ok(());
     }
+    let heads = contexts.shape.heads;
     Launch::new(device, "attention_merge", [contexts.merge.len() / MERGE_WORDS, heads, 1], 256)
         .read(&contexts.partial_out)
         .read(&contexts.partial_sum)

@@ -4,10 +4,11 @@ use hypic_domain::model::FullShape;
 
 use crate::choice::{AttentionForm, attention_form, gathers, tokens_per_job};
 use crate::memory::Float;
+use crate::mla;
 use crate::{Buffer, Device, Error, Fresh, Result};
 
 // Query rows (live rows x heads that share a key head) and tokens of a tile of device/attention.cuh.
-const TILE_ROWS: usize = 128;
+pub(crate) const TILE_ROWS: usize = 128;
 const TILE_TOKENS: usize = 64;
 /// Tokens of a tile that was gathered before.
 pub(crate) const GATHERED: usize = 96;
@@ -93,8 +94,9 @@ impl Contexts {
             |context: &Context<'_>| context.rows.len().div_ceil(rows_per_tile) * context.tokens.len() / 2;
         let tokens = contexts.iter().map(|context| context.tokens.len()).sum();
         let gathers = gathers(contexts.iter().map(read).sum(), tokens);
-        let gathers = gathers && attention_form(device.capability()) == AttentionForm::Hopper;
-        Self::cut(device, (shape, page_tokens), contexts, (None, gathers))
+        let has_form =
+            shape.value == shape.key && attention_form(device.capability()) == AttentionForm::Hopper;
+        Self::cut(device, (shape, page_tokens), contexts, (None, gathers && has_form))
     }
 
     /// The same with at most `most` tokens in a job, a multiple of a tile, and with or without room for tokens that are
@@ -109,7 +111,8 @@ impl Contexts {
         (most, gathers): (Option<usize>, bool),
     ) -> Result<Self> {
         check(shape, page_tokens)?;
-        let FullShape { heads, kv_heads, key: width, .. } = shape;
+        let FullShape { heads, kv_heads, .. } = shape;
+        let width = output_width(shape);
         let rows_per_tile = TILE_ROWS / (heads / kv_heads);
         let tile_tokens = if gathers { GATHERED } else { TILE_TOKENS };
         let (mut tokens, mut lists, mut tiles) = (Vec::new(), Vec::new(), Vec::new());
@@ -230,7 +233,7 @@ impl Contexts {
     }
 
     /// Checks that keys and values are whole pages and hold every slot.
-    pub(crate) fn check_pages<E: Float>(&self, pages: [&Buffer<E>; 2]) -> Result<()> {
+    pub(crate) fn check_pages<E: Float, const N: usize>(&self, pages: [&Buffer<E>; N]) -> Result<()> {
         let FullShape { kv_heads, key: width, .. } = self.shape;
         let page = self.page_tokens * kv_heads * width;
         let least = self.slots_end.div_ceil(self.page_tokens) * page;
@@ -244,6 +247,10 @@ impl Contexts {
 
 fn check(shape: FullShape, page_tokens: usize) -> Result<()> {
     let FullShape { heads, kv_heads, key, value, rotary } = shape;
+    Error::unless(page_tokens > 0, "tokens of a page", "above zero", page_tokens)?;
+    if value == 0 {
+        return mla::check(shape);
+    }
     let width = matches!(key, 64 | 128 | 256) && value == key;
     Error::unless(width, "the head widths", "64, 128 or 256, keys as values", format!("{key} and {value}"))?;
     let shared =
@@ -251,6 +258,10 @@ fn check(shape: FullShape, page_tokens: usize) -> Result<()> {
     Error::unless(shared, "the heads", format!("1 to {TILE_ROWS} for each of {kv_heads}"), heads)?;
     let rotated = rotary == 0 || (rotary.is_power_of_two() && (16..=key).contains(&rotary));
     let expected = format!("0 or a power of two from 16 to {key}");
-    Error::unless(rotated, "the rotated width", expected, rotary)?;
-    Error::unless(page_tokens > 0, "tokens of a page", "above zero", page_tokens)
+    Error::unless(rotated, "the rotated width", expected, rotary)
+}
+
+/// Values of a head's output: MLA's values are the latent part of its keys.
+fn output_width(shape: FullShape) -> usize {
+    if shape.value == 0 { mla::LATENT } else { shape.value }
 }

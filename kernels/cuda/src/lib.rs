@@ -43,6 +43,7 @@ mod launch;
 pub mod layout;
 #[allow(unsafe_code)]
 mod memory;
+mod mla;
 mod norm;
 mod pack;
 mod product;
@@ -73,6 +74,7 @@ pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, gdn_chunks_one, has_gd
 pub use graph::Graph;
 pub use hypic_domain::model::FullShape;
 pub use memory::{Buffer, Element, Float, Fresh};
+pub use mla::{Mla, mla, store_latent};
 pub use norm::{gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 pub use product::{ProductSize, product, product_plain};

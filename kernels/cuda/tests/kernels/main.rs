@@ -11,6 +11,7 @@ mod conv_warm;
 mod draw;
 mod experts;
 mod gdn_chunks;
+mod mla;
 mod norm;
 mod pack;
 mod random;
