@@ -3,8 +3,11 @@
 //! Invariants: a run's results do not depend on what else is in the step; nothing of a slot's or a page's former
 //! user is ever read; every element of a result is written ([`CpuDevice::poisoned`] makes a miss visible).
 
+use std::sync::Arc;
+
 use domain::logits::{Logits, Need};
 use domain::model::{LayerSpec, ModelSpec};
+use domain::tuple::{Dtype, TupleFormat};
 use hypic_domain as domain;
 use pulp::Arch;
 use rayon::prelude::*;
@@ -125,6 +128,7 @@ impl Device for CpuDevice {
     type SlotState = SlotState;
     type LayerParts = LayerParts;
     type Recording = Recording;
+    type BuiltLayer = HostLayer;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -219,8 +223,26 @@ impl Device for CpuDevice {
         Recording::empty(spec)
     }
 
-    fn export(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError> {
+    fn finish(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError> {
         memory::export(request)
+    }
+
+    fn land(&self, _: usize, _: &ModelSpec, built: &HostLayer) -> Result<HostLayer, OpError> {
+        Ok(built.clone())
+    }
+
+    fn keeps(&self, format: &TupleFormat) -> bool {
+        [format.transition, format.state, format.tail, format.kv].iter().all(|dtype| *dtype == Dtype::F32)
+    }
+
+    fn adopt(
+        &self,
+        layer: usize,
+        spec: &ModelSpec,
+        _: &mut Pages,
+        built: &Arc<HostLayer>,
+    ) -> Result<LayerParts, OpError> {
+        LayerParts::from_host(layer, spec, HostLayer::clone(built))
     }
 
     fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor, OpError> {

@@ -3,9 +3,11 @@
 //! Activations are packed rows `[rows, width]`. A device owns their form and precision; host slices are fp32,
 //! row-major. Every op writes every element of its result.
 
+use std::sync::Arc;
+
 use domain::logits::{Logits, Need};
-use domain::model::{FullShape, LinearShape, ModelSpec};
-use domain::tuple::Dtype;
+use domain::model::{FullShape, LayerSpec, LinearShape, ModelSpec};
+use domain::tuple::{Dtype, TupleFormat};
 use hypic_domain as domain;
 
 use crate::plan::{Context, Plan};
@@ -220,6 +222,8 @@ pub trait Device: Send + Sync + 'static {
     type LayerParts: Send + Sync;
     /// What a build has collected so far.
     type Recording: Send;
+    /// One layer of a finished build, which needs neither slot nor pages any more.
+    type BuiltLayer: Send + Sync;
 
     /// For logs and errors.
     fn name(&self) -> &'static str;
@@ -284,11 +288,42 @@ pub trait Device: Send + Sync + 'static {
     ) -> Result<Self::LayerParts, OpError>;
     /// An empty recording: `T = I`, `S_body = 0` for every linear layer.
     fn recording(&self, spec: &ModelSpec) -> Result<Self::Recording, OpError>;
+    /// Most bytes that one recording takes: `T` and `S` of every head of every linear layer, fp32.
+    fn recording_bytes(&self, spec: &ModelSpec) -> u64 {
+        let values = spec.layers.iter().map(|layer| match layer {
+            LayerSpec::Linear(shape) => {
+                shape.heads * (shape.family.transition().len(shape.key) + shape.key * shape.value)
+            }
+            LayerSpec::Full(_) => 0,
+        });
+        (values.sum::<usize>() * size_of::<f32>()) as u64
+    }
     /// One layer of a finished build: what was recorded, the slot's tail, and the body's KV, which are the
     /// last `body` live tokens of `context`. Heads whose gate-only bound is under `skip_below` get no `T`.
-    fn export(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError>
+    fn finish(&self, request: &Export<'_, Self>) -> Result<Self::BuiltLayer, OpError>
     where
         Self: Sized;
+    /// A layer that was built on this device, on the host; waits for it.
+    fn land(&self, layer: usize, spec: &ModelSpec, built: &Self::BuiltLayer) -> Result<HostLayer, OpError>;
+    /// [`Device::finish`], then [`Device::land`].
+    fn export(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError>
+    where
+        Self: Sized,
+    {
+        self.land(request.layer, request.spec, &self.finish(request)?)
+    }
+    /// Whether [`Device::adopt`] gives the bits that a way over the host gives: landed, stored in `format`, and
+    /// imported.
+    fn keeps(&self, format: &TupleFormat) -> bool;
+    /// Takes over a layer that was built on this device or on another of its kind, for use with `pages`. The host does
+    /// not wait.
+    fn adopt(
+        &self,
+        layer: usize,
+        spec: &ModelSpec,
+        pages: &mut Self::Pages,
+        built: &Arc<Self::BuiltLayer>,
+    ) -> Result<Self::LayerParts, OpError>;
 
     // --- rows ---
 
@@ -359,7 +394,7 @@ pub trait Device: Send + Sync + 'static {
         Self: Sized;
 }
 
-/// What [`Device::export`] reads.
+/// What [`Device::finish`] reads.
 pub struct Export<'a, D: Device> {
     /// Place of the layer in the model.
     pub layer: usize,

@@ -11,6 +11,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use domain::logits::{Logits, Need};
+use domain::tuple::TupleFormat;
 use domain::model::ModelSpec;
 use hypic_domain as domain;
 
@@ -124,6 +125,7 @@ impl<D: Rank> Device for TensorParallel<D> {
     type SlotState = Vec<D::SlotState>;
     type LayerParts = Vec<Arc<D::LayerParts>>;
     type Recording = Vec<Arc<Mutex<D::Recording>>>;
+    type BuiltLayer = Vec<Arc<D::BuiltLayer>>;
 
     fn name(&self) -> &'static str {
         self.ranks[0].name()
@@ -214,13 +216,13 @@ impl<D: Rank> Device for TensorParallel<D> {
         self.each(|_, device| Ok(Arc::new(Mutex::new(device.recording(&spec)?))))
     }
 
-    fn export(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError> {
+    fn finish(&self, request: &Export<'_, Self>) -> Result<Self::BuiltLayer, OpError> {
         let Export { layer, slot, body, skip_below, .. } = *request;
         let spec = shapes::spec(request.spec, self.ranks.len())?;
-        let parts = self.each(|rank, device| {
+        self.each(|rank, device| {
             // A panic while it was held leaves a build that nobody goes on with.
             let recording = request.recording[rank].lock().unwrap_or_else(PoisonError::into_inner);
-            device.export(&Export {
+            let built = device.finish(&Export {
                 layer,
                 spec: &spec,
                 recording: &*recording,
@@ -230,9 +232,30 @@ impl<D: Rank> Device for TensorParallel<D> {
                 context: &step::context(request.context, (layer, rank)),
                 body,
                 skip_below,
-            })
-        })?;
-        tuple::join(&parts, (layer, request.spec))
+            });
+            built.map(Arc::new)
+        })
+    }
+
+    fn land(&self, layer: usize, spec: &ModelSpec, built: &Self::BuiltLayer) -> Result<HostLayer, OpError> {
+        let of_rank = shapes::spec(spec, self.ranks.len())?;
+        let parts = self.each(|rank, device| device.land(layer, &of_rank, &built[rank]))?;
+        tuple::join(&parts, (layer, spec))
+    }
+
+    fn keeps(&self, format: &TupleFormat) -> bool {
+        self.ranks[0].keeps(format)
+    }
+
+    fn adopt(
+        &self,
+        layer: usize,
+        spec: &ModelSpec,
+        pages: &mut Self::Pages,
+        built: &Arc<Self::BuiltLayer>,
+    ) -> Result<Self::LayerParts, OpError> {
+        let spec = shapes::spec(spec, self.ranks.len())?;
+        self.each(|rank, device| device.adopt(layer, &spec, &mut pages[rank], &built[rank]).map(Arc::new))
     }
 
     fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor<D>, OpError> {

@@ -129,4 +129,6 @@ pub struct Record<D: Device> {
     pub recording: Arc<Mutex<D::Recording>>,
     /// Rows of this step that lie in the body.
     pub body: Range<usize>,
+    /// Set where the body begins and ends in this step: heads whose gate-only bound is under it need no `T`.
+    pub whole: Option<f32>,
 }

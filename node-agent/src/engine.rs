@@ -51,7 +51,7 @@ pub struct EngineConfig {
     pub seam: u32,
     /// Number formats of tuples.
     pub format: TupleFormat,
-    /// Most rows of one step.
+    /// Most rows of prompts and builds in one step; every answer has one more.
     pub rows: usize,
     /// Sequences that run at a time.
     pub slots: usize,
@@ -61,7 +61,7 @@ pub struct EngineConfig {
     pub queue: usize,
     /// Tokens of a KV page.
     pub page_tokens: usize,
-    /// Cap over weights, state slots, snapshots and KV pages.
+    /// Cap over weights, state slots, snapshots, KV pages and what builds record.
     pub memory: Bytes,
     /// What the weights take of it.
     pub weights: Bytes,
@@ -77,7 +77,7 @@ pub enum EngineError {
     /// The cap is too small.
     #[error("{} bytes are needed at least and the cap is {}", needed.0, cap.0)]
     FitMemory {
-        /// Bytes for weights, slots, snapshots, bodies and two pages.
+        /// Bytes for weights, slots, snapshots, bodies, recordings and two pages.
         needed: Bytes,
         /// The cap.
         cap: Bytes,

@@ -34,21 +34,22 @@ DEV void store_operand(uint32_t tile, const uint32_t (&a)[4][4], int thread) {
   for (int k = 0; k < 4; ++k) store_matrices(at ^ (k * 32), a[k][0], a[k][1], a[k][2], a[k][3]);
 }
 
-// One block = one role for one (sequence, head): the running state, which gives the outputs unless they are not wanted; T of the body; or S
-// of the body, where the body does not begin at the first token. Each of its two warpgroups has 64 columns, kept transposed (X^T [64 x 128]) in accumulators:
+// One block = one role for one (sequence, head): the running state, which gives the outputs unless they are not wanted; T of the body; or S of the body, where that
+// is not the running state: the body begins behind the first token, or the state does not begin at zero. Each of its two warpgroups has 64 columns, kept transposed (X^T [64 x 128]) in accumulators:
 //   R^T = V^T - (X^T K^T) e^G    V'^T = R^T M^T    O^T = (X^T Q^T) e^G + V'^T P^T    X^T <- e^{G_last} X^T + (V'^T e^{G_last - G}) K
 // The operands go through shared memory: with them in registers no four warpgroups fit on a multiprocessor (C7512).
 extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
     const f16* __restrict__ q_tiles, const f16* __restrict__ k_tiles, const bf16* __restrict__ v, const uint8_t* __restrict__ maps,
-    const ChunkDecays* __restrict__ decays, const uint32_t* __restrict__ first_chunk, const uint32_t* __restrict__ starts,
+    const ChunkDecays* __restrict__ decays, const uint32_t* __restrict__ first_chunk, const uint32_t* __restrict__ ranges,
     const uint32_t* __restrict__ before_body, const uint8_t* __restrict__ fresh,
     uint8_t* __restrict__ arena, const uint64_t* __restrict__ transition_of, const uint64_t* __restrict__ state_of, float* state,
-    bf16* __restrict__ out, uint32_t heads, uint32_t key_heads, uint32_t has_outputs) {
+    const uint32_t* __restrict__ slots, uint32_t slot_stride, bf16* __restrict__ out, uint32_t heads, uint32_t key_heads, uint32_t has_outputs) {
   DYNAMIC_SHARED(shared);
   const uint32_t sequence = blockIdx.y / heads, head = blockIdx.y % heads, key_head = head / (heads / key_heads);
   const bool running = blockIdx.x == 0, outputs = running && has_outputs, is_t = blockIdx.x == 1;
   if (is_t && transition_of[blockIdx.y] == NONE) return;  // a dead head, known from the gates: no T
-  if (blockIdx.x == 2 && before_body[sequence] == 0) return;  // the running state is the body's
+  const bool is_body = before_body[sequence] == 0 && fresh[sequence];  // the running state is the body's S
+  if (blockIdx.x == 2 && (state_of[blockIdx.y] == NONE || is_body)) return;
   const uint32_t thread = threadIdx.x, group = thread >> 7, warp = (thread >> 5) & 3, lane = thread & 31;
   const uint32_t g = lane >> 2, c2 = (lane & 3) * 2, matrix = lane >> 3, r8 = lane & 7;
   const uint32_t base = shared_address(shared), full = base + BARRIERS_AT, x_tile = base + group * X_TILE;
@@ -57,14 +58,18 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
   // After the barriers: how many warps are done with a group, over all chunks.
   auto done = [&](int part) { return reinterpret_cast<int*>(shared + BARRIERS_AT + 48) + part; };
 
-  // First and last chunk of the sequence, the rows before its body, and its first and last row, also there: registers are short.
+  // First and last chunk of the sequence, the rows before its body, its first and last row, its slot, and whether its running state is its
+  // body's, also there: registers are short.
   auto range = [&](int end) { return reinterpret_cast<volatile uint32_t*>(shared + BARRIERS_AT + 64) + end; };
   if (thread < 2) {
     *range(thread) = first_chunk[sequence + thread];
-    *range(3 + thread) = starts[sequence + thread];
+    *range(3 + thread) = ranges[2 * sequence + thread];
   }
   // The body's summary begins with the body: rows before it do nothing, and decays count from there.
   if (thread == 2) *range(2) = running ? 0 : before_body[sequence];
+  if (thread == 3) *range(5) = slots[sequence];
+  if (thread == 4) *range(6) = is_body;
+  auto place = [&] { return state + (size_t)*range(5) * slot_stride + (size_t)(blockIdx.y % heads) * 128 * 128; };  // [key, value]
   auto skipped = [&](uint32_t c) { return c == *range(0) ? *range(2) : 0u; };
   if (thread == 0) {
     for (int i = 0; i < GROUPS; ++i) { barrier_init(full + 8 * i, 1); *done(i) = 0; }
@@ -117,6 +122,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
     for (int part = 0; part < GROUPS; ++part) load(part, first);
   if (!is_t && first < *range(1)) load_v(first);
 
+  float* const begin = place();
   float x[64];  // X^T: column 16 warp + g (+8) of this warpgroup's 64, key row 8 j + c2 (+1)
 #pragma unroll
   for (int j = 0; j < 16; ++j)
@@ -124,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
     for (int e = 0; e < 4; ++e) {
       const int column = group * 64 + warp * 16 + g + 8 * (e >> 1), row = 8 * j + c2 + (e & 1);
       const bool resumes = running && !fresh[sequence];
-      x[4 * j + e] = resumes ? state[((size_t)blockIdx.y * 128 + row) * 128 + column] : is_t && column == row ? 1.f : 0.f;
+      x[4 * j + e] = resumes ? begin[row * 128 + column] : is_t && column == row ? 1.f : 0.f;
     }
 
   for (uint32_t c = first; c < *range(1); ++c) {
@@ -236,14 +242,15 @@ extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
   }
 
   if (running) {
+    float* const end = place();
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        state[((size_t)blockIdx.y * 128 + 8 * j + c2 + (e & 1)) * 128 + group * 64 + warp * 16 + g + 8 * (e >> 1)] = x[4 * j + e];
+        end[(8 * j + c2 + (e & 1)) * 128 + group * 64 + warp * 16 + g + 8 * (e >> 1)] = x[4 * j + e];
   }
   const uint64_t stored_at = (is_t ? transition_of : state_of)[blockIdx.y];
-  if (stored_at == NONE || (running && before_body[sequence] != 0)) return;
+  if (stored_at == NONE || (running && !*range(6))) return;
   // [key 128][64 columns] through this warpgroup's tile: for T this is half of the stored tile, for S its matrices are the accumulators.
 #pragma unroll
   for (int j = 0; j < 16; j += 2)

@@ -99,12 +99,14 @@ KERNEL(128, unit_norm)(const bf16* __restrict__ x, bf16* __restrict__ y, int wid
 }
 REGISTER(unit_norm)
 
-// bound [heads] += the sum of gate [rows, heads] over rows [first, end): the logarithm of the gate-only bound on T. One block per head.
-KERNEL(128, add_gates)(const float* __restrict__ gate, float* bound, int first, int end, int heads) {
+// bound [bodies, heads] += the sum of gate [rows, heads] over each body's rows [first, end): the logarithm of the gate-only bound on T.
+// One block per (head, body).
+KERNEL(128, add_gates)(const float* __restrict__ gate, float* bound, const uint32_t* __restrict__ first, const uint32_t* __restrict__ end,
+                       int heads) {
   SHARED float part[4];
   float sum = 0.f;
-  for (int row = first + threadIdx.x; row < end; row += 128) sum += gate[(size_t)row * heads + blockIdx.x];
+  for (uint32_t row = first[blockIdx.y] + threadIdx.x; row < end[blockIdx.y]; row += 128) sum += gate[(size_t)row * heads + blockIdx.x];
   sum = block_sum<128>(sum, part);
-  if (threadIdx.x == 0) bound[blockIdx.x] += sum;
+  if (threadIdx.x == 0) bound[blockIdx.y * heads + blockIdx.x] += sum;
 }
 REGISTER(add_gates)

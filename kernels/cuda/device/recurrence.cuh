@@ -12,7 +12,7 @@ constexpr int STAGED = 16;  // tokens whose k, q and decays lie in shared memory
 
 template <int D, bool VECTOR_GATE, bool DELTA, class In, class Out>
 DEV void recurrence(const In* __restrict__ q, const In* __restrict__ k, const In* __restrict__ v, const float* __restrict__ gate,
-                    const float* __restrict__ beta, const uint32_t* __restrict__ starts, const uint32_t* __restrict__ from,
+                    const float* __restrict__ beta, const uint32_t* __restrict__ ranges, const uint32_t* __restrict__ from,
                     const uint8_t* __restrict__ fresh, const uint8_t* __restrict__ live, float* running, float* body, float* transition,
                     Out* __restrict__ out, int heads, int key_heads) {
   // Decays as e^g - 1: e^g of a slow head rounds the same way at every token, which after a thousand of them is 3e-5.
@@ -21,7 +21,7 @@ DEV void recurrence(const In* __restrict__ q, const In* __restrict__ k, const In
   const int c = threadIdx.x >> 1, odd = threadIdx.x & 1;
   if (part == 2 && !live[blockIdx.y]) return;
   float* state = (part == 0 ? running : part == 1 ? body : transition) + (size_t)blockIdx.y * D * D + c;
-  const uint32_t first = starts[sequence] + (part ? from[sequence] : 0), end = starts[sequence + 1];
+  const uint32_t first = ranges[2 * sequence] + (part ? from[sequence] : 0), end = ranges[2 * sequence + 1];
 
   float x[D / 2];
 #pragma unroll
@@ -66,10 +66,10 @@ DEV void recurrence(const In* __restrict__ q, const In* __restrict__ k, const In
 
 // In: format of queries, keys and values. Out: of outputs.
 #define RECURRENCE_AS(name, D, VECTOR_GATE, DELTA, In, Out)                                                                         \
-  KERNEL(2 * D, name)(const In* q, const In* k, const In* v, const float* gate, const float* beta, const uint32_t* starts,          \
+  KERNEL(2 * D, name)(const In* q, const In* k, const In* v, const float* gate, const float* beta, const uint32_t* ranges,          \
                   const uint32_t* from, const uint8_t* fresh, const uint8_t* live, float* running, float* body, float* transition, \
                   Out* out, int heads, int key_heads) {                                                                            \
-    recurrence<D, VECTOR_GATE, DELTA>(q, k, v, gate, beta, starts, from, fresh, live, running, body, transition, out, heads,        \
+    recurrence<D, VECTOR_GATE, DELTA>(q, k, v, gate, beta, ranges, from, fresh, live, running, body, transition, out, heads,        \
                                       key_heads);                                                                                  \
   }                                                                                                                                \
   REGISTER(name)

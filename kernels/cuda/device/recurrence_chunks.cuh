@@ -25,7 +25,7 @@ template <int HALF> DEV void sum_values(float (&value)[16], int lane) {
 
 template <int D, bool VECTOR_GATE, bool DELTA, class Out>
 DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v, const float* __restrict__ gate,
-                           const float* __restrict__ beta, const uint32_t* __restrict__ starts, const uint32_t* __restrict__ from,
+                           const float* __restrict__ beta, const uint32_t* __restrict__ ranges, const uint32_t* __restrict__ from,
                            const uint8_t* __restrict__ fresh, const uint8_t* __restrict__ live, float* running, float* body,
                            float* transition, Out* __restrict__ out, int heads, int key_heads) {
   constexpr int N = CHUNK_ROWS, THREADS = 2 * D, CHANNELS = VECTOR_GATE ? D : 4, MAP_ROW = 24, ROW = D + 4;
@@ -50,7 +50,7 @@ DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ 
     const int me = again(thread);
     return (part == 0 ? running : part == 1 ? body : transition) + (size_t)blockIdx.y * D * D + (me & 3) * 2 * D + (me >> 5) * 16 + (me >> 2 & 7);
   };
-  const uint32_t first = starts[sequence] + (part ? from[sequence] : 0), end = starts[sequence + 1];
+  const uint32_t first = ranges[2 * sequence] + (part ? from[sequence] : 0), end = ranges[2 * sequence + 1];
 
   float x[D / 8][4];  // X^T: column 16 warp + lane / 4 (+ 8), key rows 8 j + 2 (lane % 4) (+ 1)
   float* const start = state();
@@ -288,10 +288,10 @@ DEV void recurrence_chunks(const bf16* __restrict__ q, const bf16* __restrict__ 
 }
 
 #define RECURRENCE_CHUNKS_AS(name, D, VECTOR_GATE, DELTA, Out)                                                                      \
-  KERNEL_PAIRED(2 * D, name)(const bf16* q, const bf16* k, const bf16* v, const float* gate, const float* beta, const uint32_t* starts,       \
+  KERNEL_PAIRED(2 * D, name)(const bf16* q, const bf16* k, const bf16* v, const float* gate, const float* beta, const uint32_t* ranges,       \
                   const uint32_t* from, const uint8_t* fresh, const uint8_t* live, float* running, float* body, float* transition, \
                   Out* out, int heads, int key_heads) {                                                                            \
-    recurrence_chunks<D, VECTOR_GATE, DELTA>(q, k, v, gate, beta, starts, from, fresh, live, running, body, transition, out, heads, \
+    recurrence_chunks<D, VECTOR_GATE, DELTA>(q, k, v, gate, beta, ranges, from, fresh, live, running, body, transition, out, heads, \
                                              key_heads);                                                                           \
   }                                                                                                                                \
   REGISTER(name)

@@ -8,26 +8,31 @@ mod experts;
 mod full;
 mod linear;
 mod memory;
+mod prefill;
 mod ranks;
+mod record;
 mod scores;
 mod tuple;
 
 use std::marker::PhantomData;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::ModelSpec;
+use hypic_domain::tuple::{Dtype, TupleFormat};
 use hypic_kernels::op::{
     self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError, Split,
 };
 use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
 
+use crate::device::Mark;
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, ProductSize};
 use memory::{Pages, SlotState, States, Tensor, Values, Weight};
-use tuple::{LayerParts, Recording};
+use record::Recording;
+use tuple::{BuiltLayer, LayerParts};
 
 /// A CUDA device (or its fibers) as models and engine see it.
 pub struct CudaDevice<E: Float = bf16> {
@@ -36,6 +41,8 @@ pub struct CudaDevice<E: Float = bf16> {
     body_tokens: usize,
     /// The tables of the last full layer: those of the next are mostly the same.
     contexts: Mutex<Option<full::Tables>>,
+    /// Layers of other devices that are copied here, until they are.
+    copying: Mutex<Vec<(Mark, Arc<BuiltLayer<E>>)>>,
     format: PhantomData<E>,
 }
 
@@ -43,7 +50,8 @@ impl<E: Float> CudaDevice<E> {
     /// Over `device`. Every pool of pages gets room for the KV of `body_tokens` tokens of cached bodies, beside the
     /// pages that it is asked for.
     pub fn new(device: Device, body_tokens: usize) -> Self {
-        Self { device, fresh: Fresh::Anything, body_tokens, contexts: Mutex::default(), format: PhantomData }
+        let (contexts, copying) = (Mutex::default(), Mutex::default());
+        Self { device, fresh: Fresh::Anything, body_tokens, contexts, copying, format: PhantomData }
     }
 
     /// The same, with NaN in every fresh output, slot and page, for tests.
@@ -57,6 +65,14 @@ impl<E: Float> CudaDevice<E> {
     /// What a kernel did wrong since the last wait.
     pub fn wait(&self) -> Result<(), OpError> {
         self.device.wait().map_err(failed("wait"))
+    }
+
+    /// Lets this device read the memory of `other`, so that what is built there comes here without the host.
+    ///
+    /// # Errors
+    /// No way from one to the other.
+    pub fn enable_peer(&self, other: &Self) -> Result<(), OpError> {
+        self.device.enable_peer(&other.device).map_err(failed("enable_peer"))
     }
 
     fn output<T: Float>(&self, len: usize) -> crate::Result<Buffer<T>> {
@@ -95,6 +111,7 @@ impl<E: Float> op::Device for CudaDevice<E> {
     type SlotState = SlotState<E>;
     type LayerParts = LayerParts<E>;
     type Recording = Recording;
+    type BuiltLayer = BuiltLayer<E>;
 
     fn name(&self) -> &'static str {
         if self.device.capability().is_some() { "cuda" } else { "cuda fibers" }
@@ -169,11 +186,39 @@ impl<E: Float> op::Device for CudaDevice<E> {
     }
 
     fn recording(&self, spec: &ModelSpec) -> Result<Recording, OpError> {
-        Recording::empty(&self.device, spec)
+        Recording::empty(spec)
     }
 
-    fn export(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError> {
-        tuple::export(&self.device, request)
+    fn finish(&self, request: &Export<'_, Self>) -> Result<BuiltLayer<E>, OpError> {
+        tuple::finish(&self.device, request)
+    }
+
+    fn land(&self, layer: usize, spec: &ModelSpec, built: &BuiltLayer<E>) -> Result<HostLayer, OpError> {
+        tuple::land((layer, spec), built)
+    }
+
+    fn keeps(&self, format: &TupleFormat) -> bool {
+        let (tiles, rows) = ([Dtype::F16, Dtype::F32], [E::DTYPE, Dtype::F32]);
+        // What fp32 devices keep as pairs is not what they are given in the last two bits.
+        E::DTYPE != Dtype::F32
+            && [format.transition, format.state].iter().all(|dtype| tiles.contains(dtype))
+            && [format.tail, format.kv].iter().all(|dtype| rows.contains(dtype))
+    }
+
+    fn adopt(
+        &self,
+        layer: usize,
+        spec: &ModelSpec,
+        pages: &mut Pages<E>,
+        built: &Arc<BuiltLayer<E>>,
+    ) -> Result<LayerParts<E>, OpError> {
+        let parts = tuple::adopt(&self.device, (layer, spec), pages, built)?;
+        // Its device may use the memory again only when the copy is done.
+        // A list poisoned by a panic still holds whole pairs.
+        let mut copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+        copying.retain(|(mark, _)| !mark.is_passed());
+        copying.push((self.device.mark().map_err(failed("adopt"))?, Arc::clone(built)));
+        Ok(parts)
     }
 
     fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor<E>, OpError> {

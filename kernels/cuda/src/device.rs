@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(any(feature = "fibers", not(feature = "cuda")))]
 use crate::Error;
 use crate::Result;
 #[cfg(feature = "cuda")]
@@ -133,5 +133,71 @@ impl Device {
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => Ok(()),
         }
+    }
+
+    /// Whether both are one.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.backend, &other.backend)
+    }
+
+    /// Lets this device read the memory of `other`. Doing so again changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::ReachPeer`] without a way from one to the other, [`Error::CallDriver`] when the driver refuses.
+    pub fn enable_peer(&self, other: &Self) -> Result<()> {
+        match (&*self.backend, &*other.backend) {
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(here), Backend::Cuda(there)) => here.enable_peer(there),
+            #[cfg(feature = "fibers")]
+            (Backend::Fibers(_), Backend::Fibers(_)) => Ok(()),
+            #[cfg(all(feature = "cuda", feature = "fibers"))]
+            _ => Err(Error::ReachPeer),
+        }
+    }
+
+    /// Behind everything that was given to the device so far.
+    pub(crate) fn mark(&self) -> Result<Mark> {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                let event = context.stream.record_event(None).map_err(failed("record an event"))?;
+                Ok(Mark { event: Some(event) })
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => Ok(Mark::default()),
+        }
+    }
+
+    /// Lets all that is given to this device from now on wait for `mark`, of whatever device; nobody else waits.
+    pub(crate) fn wait_for(&self, mark: &Mark) -> Result<()> {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => match &mark.event {
+                Some(event) => context.stream.wait(event).map_err(failed("wait for an event")),
+                None => Ok(()),
+            },
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => {
+                let _ = mark;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A place in the order of a device's work. Fibers are done when they are called.
+#[derive(Default)]
+pub(crate) struct Mark {
+    #[cfg(feature = "cuda")]
+    event: Option<cudarc::driver::CudaEvent>,
+}
+
+impl Mark {
+    /// Whether everything before it is done.
+    pub(crate) fn is_passed(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.event.as_ref().is_none_or(cudarc::driver::CudaEvent::is_complete);
+        #[cfg(not(feature = "cuda"))]
+        true
     }
 }

@@ -1,8 +1,11 @@
 use half::{bf16, f16};
 
 use crate::launch::Launch;
+use crate::layout::NONE;
 use crate::memory::Float;
-use crate::view::CHUNK;
+use crate::pack::Tiles;
+use crate::programs::Pool;
+use crate::view::{CHUNK, Placed};
 use crate::{Buffer, Device, Error, Family, Fresh, Places, Result, Rows, Sequences, Shape, StoredAs};
 
 /// Gated delta net prefill in chunks of 64 tokens on the tensor cores, with `T` as extra columns: the Hopper
@@ -36,6 +39,8 @@ pub struct ChunkScratch {
 
 // Sizes of device/gdn_scan_hopper.cu.
 const KEY_TILE: usize = CHUNK * 128;
+/// Roles of the blocks: running state and outputs, `T`, and `S` of bodies that is not the running state.
+const ROLES: usize = 3;
 const MAP_BYTES: usize = 2 * CHUNK * CHUNK * 2;
 const DECAY_FLOATS: usize = 3 * CHUNK + 4;
 const SCAN_SHARED: usize = 2 * 16384 + 2 * KEY_TILE * 2 + MAP_BYTES + 2 * CHUNK * 128 + 832 + 96;
@@ -73,24 +78,12 @@ pub fn gdn_chunks(device: &Device, run: GdnChunks<'_>) -> Result<()> {
     let pairs = sequences.len() * rows.shape.heads;
     places.check_pairs(pairs, StoredAs::F16)?;
     Error::unless(places.end <= arena.len() as u64, "the arena", places.end, arena.len())?;
-    Error::unless(
-        sequences.most_before_body < CHUNK,
-        "rows before a body",
-        "under 64",
-        sequences.most_before_body,
-    )?;
-    // Roles of the blocks: running state and outputs, T, and S of bodies that do not begin at the first
-    // token.
-    let roles = if sequences.most_before_body > 0 { 3 } else { 2 };
     check(device, rows, (sequences, scratch), out)?;
     maps(device, rows, sequences, scratch)?;
-    Scan { sequences, pairs, roles, has_outputs: true }.run(
-        device,
-        rows,
-        (scratch, places, arena),
-        (state, 0),
-        out,
-    )
+    let roles = if sequences.all_are_bodies { 2 } else { ROLES };
+    let pool = Pool { state, first: 0, stride: rows.shape.heads * rows.shape.square() };
+    let targets = Targets { arena: Some(arena), transition: &places.transition_of, state: &places.state_of };
+    Scan { sequences, pairs, roles, has_outputs: true }.run(device, rows, (scratch, targets), pool, out)
 }
 
 /// The rows of one sequence among others: it advances the states that begin at a value of a pool, and records nothing.
@@ -111,29 +104,68 @@ pub fn gdn_chunks_one<E: Float>(
     let mut scratch = ChunkScratch::new(device, shape, sequences)?;
     check(device, rows, (sequences, &scratch), out)?;
     maps(device, rows, sequences, &mut scratch)?;
-    let nothing = &mut Buffer::fresh(device, 0, Fresh::Anything)?;
-    let nowhere = |pairs| Places::new(device, shape.width, StoredAs::F16, &vec![(None, None); pairs]);
-    let (pieces, size) = (sequences.len(), shape.heads * shape.square());
-    let fits = state.len() >= state_at + size;
-    Error::unless(fits, "the states", format!("at least {}", state_at + size), state.len())?;
+    let (pieces, stride) = (sequences.len(), shape.heads * shape.square());
+    let all = pieces * shape.heads;
+    let nothing = Buffer::from_slice(device, &vec![NONE; all])?;
+    let nowhere = || Targets { arena: None, transition: &nothing, state: &nothing };
+    let last = Scan { sequences, pairs: all, roles: 1, has_outputs: true };
     if pieces < 2 {
-        let scan = Scan { sequences, pairs: shape.heads, roles: 1, has_outputs: true };
-        return scan.run(device, rows, (&scratch, &nowhere(shape.heads)?, nothing), (state, state_at), out);
+        let pool = Pool { state, first: state_at, stride };
+        return last.run(device, rows, (&scratch, nowhere()), pool, out);
     }
-    let pairs = (pieces - 1) * shape.heads;
+    let pairs = all - shape.heads;
     let tile = (shape.square() * StoredAs::F16.size()) as u64;
     let places: Vec<_> = (0..pairs as u64).map(|pair| (Some(pair * tile), None)).collect();
     let places = Places::new(device, shape.width, StoredAs::F16, &places)?;
     let mut transitions = Buffer::fresh(device, pairs * tile as usize, Fresh::Anything)?;
-    let mut states = Buffer::fresh(device, pieces * size, Fresh::Anything)?;
+    let mut states = Buffer::fresh(device, pieces * stride, Fresh::Anything)?;
     let fresh = &Sequences::pieces(device, range, pieces, true)?;
-    let scan = Scan { sequences: fresh, pairs, roles: 2, has_outputs: false };
-    scan.run(device, rows, (&scratch, &places, &mut transitions), (&mut states, 0), out)?;
+    let targets =
+        Targets { arena: Some(&mut transitions), transition: &places.transition_of, state: &places.state_of };
+    let pool = Pool { state: &mut states, first: 0, stride };
+    let first = Scan { sequences: fresh, pairs, roles: 2, has_outputs: false };
+    first.run(device, rows, (&scratch, targets), pool, out)?;
     join_pieces(device, (&transitions, shape.heads), (state, state_at), &mut states)?;
-    let scan = Scan { sequences, pairs: pairs + shape.heads, roles: 1, has_outputs: true };
-    let places = nowhere(pairs + shape.heads)?;
-    scan.run(device, rows, (&scratch, &places, nothing), (&mut states, 0), out)?;
-    state.copy(state_at, &states, (pieces - 1) * size, size)
+    last.run(device, rows, (&scratch, nowhere()), Pool { state: &mut states, first: 0, stride }, out)?;
+    state.copy(state_at, &states, (pieces - 1) * stride, stride)
+}
+
+/// Sequences among other rows, over states in slots of a pool, all in one launch. `tiles` beside them is where each
+/// body's summary goes; where there are none, nothing is recorded. A sequence gets the same bits whatever others are
+/// beside it.
+///
+/// # Errors
+/// As [`gdn_chunks`].
+pub(crate) fn gdn_chunks_in_pool<E: Float>(
+    device: &Device,
+    rows: Rows<'_, E>,
+    (sequences, tiles): (&[Placed], &mut [Option<Tiles>]),
+    pool: Pool<'_>,
+    out: &mut Buffer<E>,
+) -> Result<()> {
+    let heads = rows.shape.heads;
+    let (mut transition, mut state) = (Vec::new(), Vec::new());
+    for tiles in tiles.iter() {
+        match tiles {
+            Some(tiles) => tiles.addresses([&mut transition, &mut state]),
+            None => {
+                transition.resize(transition.len() + heads, NONE);
+                state.resize(state.len() + heads, NONE);
+            }
+        }
+    }
+    let found = [transition.len(), state.len()];
+    let fits = found == [sequences.len() * heads; 2];
+    Error::unless(fits, "places of summaries", sequences.len() * heads, format!("{found:?}"))?;
+    let roles = if tiles.iter().all(Option::is_none) { 1 } else { ROLES };
+    let sequences = &Sequences::place(device, sequences)?;
+    let mut scratch = ChunkScratch::new(device, rows.shape, sequences)?;
+    let (transition, state) = (Buffer::from_slice(device, &transition)?, Buffer::from_slice(device, &state)?);
+    let targets = Targets { arena: None, transition: &transition, state: &state };
+    check(device, rows, (sequences, &scratch), out)?;
+    maps(device, rows, sequences, &mut scratch)?;
+    let pairs = sequences.len() * heads;
+    Scan { sequences, pairs, roles, has_outputs: true }.run(device, rows, (&scratch, targets), pool, out)
 }
 
 /// Where pieces of a sequence begin, `X <- T X + S` from one piece to the next. `transitions` are the tiles of `T`
@@ -164,6 +196,13 @@ pub fn join_pieces(
         .run()
 }
 
+/// Where summaries go, per (sequence, head): byte offsets in an arena, or addresses where there is none.
+struct Targets<'a> {
+    arena: Option<&'a mut Buffer<u8>>,
+    transition: &'a Buffer<u64>,
+    state: &'a Buffer<u64>,
+}
+
 fn check<E: Float>(
     device: &Device,
     rows: Rows<'_, E>,
@@ -176,6 +215,8 @@ fn check<E: Float>(
     }
     let (count, chunks) = (rows.count()?, sequences.chunk_row.len());
     Error::unless(sequences.rows <= count, "rows", format!("at most {count}"), sequences.rows)?;
+    let before = sequences.most_before_body;
+    Error::unless(before < CHUNK, "rows before a body", "under 64", before)?;
     Error::unless(out.len() == rows.v.len(), "the outputs", rows.v.len(), out.len())?;
     let fits = scratch.chunks >= chunks && scratch.k_tiles.len() >= chunks * shape.key_heads * KEY_TILE;
     Error::unless(fits, "the scratch", format!("{chunks} chunks"), scratch.chunks)
@@ -206,8 +247,8 @@ fn maps<E: Float>(
         .run()
 }
 
-/// One pass over the chunks of the first `pairs` (sequence, head) pairs. Roles: the running state, with outputs or
-/// without; `T`; and `S` of bodies that do not begin at the first token.
+/// One pass over the chunks of the first `pairs` (sequence, head) pairs, in the first so many roles, with outputs or
+/// without.
 struct Scan<'a> {
     sequences: &'a Sequences,
     pairs: usize,
@@ -216,20 +257,21 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// After [`check`], and with as many places as pairs.
+    /// After [`check`], and with as many targets as pairs.
     fn run<E: Float>(
         &self,
         device: &Device,
         rows: Rows<'_, E>,
-        (scratch, places, arena): (&ChunkScratch, &Places, &mut Buffer<u8>),
-        (state, state_at): (&mut Buffer<f32>, usize),
+        (scratch, targets): (&ChunkScratch, Targets<'_>),
+        pool: Pool<'_>,
         out: &mut Buffer<E>,
     ) -> Result<()> {
         let Self { sequences, pairs, roles, has_outputs } = *self;
         let shape = rows.shape;
-        let states = state_at + pairs * shape.square();
-        Error::unless(state.len() >= states, "the states", format!("at least {states}"), state.len())?;
-        Launch::new(device, "gdn_chunk_scan", [roles, pairs, 1], 256)
+        let states = pool.first + sequences.last_slot * pool.stride + shape.heads * shape.square();
+        let found = pool.state.len();
+        Error::unless(found >= states, "the states", format!("at least {states}"), found)?;
+        let launch = Launch::new(device, "gdn_chunk_scan", [roles, pairs, 1], 256)
             .shared(SCAN_SHARED)
             .read(&scratch.q_tiles)
             .read(&scratch.k_tiles)
@@ -237,13 +279,19 @@ impl Scan<'_> {
             .read(&scratch.maps)
             .read(&scratch.decays)
             .read(&sequences.first_chunk)
-            .read(&sequences.starts)
+            .read(&sequences.ranges)
             .read(&sequences.before_body)
-            .read(&sequences.fresh)
-            .write(arena)
-            .read(&places.transition_of)
-            .read(&places.state_of)
-            .write_at(state, state_at)
+            .read(&sequences.fresh);
+        let launch = match targets.arena {
+            Some(arena) => launch.write(arena),
+            None => launch.unused(),
+        };
+        launch
+            .read(targets.transition)
+            .read(targets.state)
+            .write_at(pool.state, pool.first)
+            .read(&sequences.slots)
+            .int(pool.stride)
             .write(out)
             .int(shape.heads)
             .int(shape.key_heads)

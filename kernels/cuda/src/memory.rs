@@ -148,6 +148,31 @@ impl<T: Element> Buffer<T> {
         Ok(buffer)
     }
 
+    /// A copy of what lies on another device, in the order of this device's stream: the caller lets it wait for
+    /// whoever writes `source`, and keeps `source` until the copy is done.
+    ///
+    /// # Errors
+    /// [`Error::CallDriver`] when this device has no room or the copy fails.
+    pub(crate) fn from_peer(device: &Device, source: &Self) -> Result<Self> {
+        let copy = Self::fresh(device, source.len, Fresh::Anything)?;
+        let size = source.len * size_of::<T>();
+        match (&*device.backend, &*source.device.backend) {
+            _ if size == 0 => {}
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(here), Backend::Cuda(there)) => {
+                // SAFETY: both are buffers of as many values, each of its context.
+                unsafe { here.copy_from(there, source.address(), copy.address(), size) }?;
+            }
+            #[cfg(feature = "fibers")]
+            (Backend::Fibers(_), Backend::Fibers(_)) => {
+                copy.copy_bytes(copy.address(), source.address(), size)?
+            }
+            #[cfg(all(feature = "cuda", feature = "fibers"))]
+            _ => return Err(Error::ReachPeer),
+        }
+        Ok(copy)
+    }
+
     /// Overwrites all values.
     ///
     /// # Errors

@@ -1,7 +1,9 @@
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::launch::Launch;
-use crate::memory::Float;
+use crate::memory::{Float, Table};
 use crate::{Buffer, Device, Error, Result};
 
 fn rows(len: usize, width: usize) -> Result<usize> {
@@ -124,8 +126,8 @@ pub fn gates<E: Float>(
         .run()
 }
 
-/// Adds the gates of `rows`, of `gate` `[rows, heads]`, to `bound` `[heads]`: the logarithms of the gate-only bounds on
-/// the norms of `T` (DESIGN §3).
+/// Adds the gates of each body's rows, of `gate` `[rows, heads]`, to `bound` `[bodies, heads]`: the logarithms of the
+/// gate-only bounds on the norms of `T` (DESIGN §3).
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
@@ -133,16 +135,23 @@ pub(crate) fn add_gates(
     device: &Device,
     gate: &Buffer<f32>,
     bound: &mut Buffer<f32>,
-    rows: std::ops::Range<usize>,
+    bodies: &[Range<usize>],
 ) -> Result<()> {
-    let heads = bound.len();
-    let fits = rows.start <= rows.end && rows.end * heads <= gate.len();
-    Error::unless(fits, "the rows of gates", format!("within {} values", gate.len()), rows.end)?;
-    Launch::new(device, "add_gates", [heads, 1, 1], 128)
+    let heads = bound.len().checked_div(bodies.len()).unwrap_or(0);
+    for rows in bodies {
+        let fits = rows.start <= rows.end && rows.end * heads <= gate.len();
+        Error::unless(fits, "the rows of gates", format!("within {} values", gate.len()), rows.end)?;
+    }
+    Error::unless(bound.len() == bodies.len() * heads, "the bounds", bodies.len() * heads, bound.len())?;
+    let table = |row: fn(&Range<usize>) -> usize| {
+        Table::new(device, &bodies.iter().map(|rows| row(rows) as u32).collect::<Vec<_>>())
+    };
+    let (first, end) = (table(|rows| rows.start)?, table(|rows| rows.end)?);
+    Launch::new(device, "add_gates", [heads, bodies.len(), 1], 128)
         .read(gate)
         .write(bound)
-        .int(rows.start)
-        .int(rows.end)
+        .read(&first)
+        .read(&end)
         .int(heads)
         .run()
 }

@@ -1,6 +1,6 @@
 use crate::launch::Launch;
 use crate::layout::{ALIGNMENT, NONE};
-use crate::{Buffer, Device, Error, Result, StoredAs};
+use crate::{Buffer, Device, Error, Fresh, Result, StoredAs};
 
 /// Byte offsets of `T` and of `S` of one (segment, head); none leaves that part out.
 pub type Place = (Option<u64>, Option<u64>);
@@ -61,6 +61,95 @@ impl Places {
 
     fn kernel(&self, verb: &str) -> String {
         format!("{verb}_tiles_{}_{}", self.width, self.stored.suffix())
+    }
+}
+
+/// One layer of a body: tiles of layout 1 in memory of their own, and where in it they begin.
+pub(crate) struct Tiles {
+    pub(crate) bytes: Buffer<u8>,
+    /// Byte offset of every head's `T`; a dead head has none.
+    pub(crate) transition: Vec<Option<u64>>,
+    /// Byte offset of every head's `S`.
+    pub(crate) state: Vec<u64>,
+    width: usize,
+    stored: StoredAs,
+}
+
+impl Tiles {
+    /// Room for the heads of a layer: `T` of the live ones, then `S` of all.
+    ///
+    /// # Errors
+    /// [`Error::CallDriver`] when the device has no room.
+    pub(crate) fn fresh(device: &Device, live: &[bool], width: usize, stored: StoredAs) -> Result<Self> {
+        let size = ((width * width * stored.size()) as u64).next_multiple_of(ALIGNMENT);
+        let mut next = (0..).map(|tile| tile * size);
+        let transition: Vec<Option<u64>> =
+            live.iter().map(|&live| if live { next.next() } else { None }).collect();
+        let state: Vec<u64> = next.take(live.len()).collect();
+        let end = state.last().map_or(0, |last| last + size);
+        let bytes = Buffer::fresh(device, end as usize, Fresh::Anything)?;
+        Ok(Self { bytes, transition, state, width, stored })
+    }
+
+    /// From `T` of the live heads and `S` of all, fp32, row-major.
+    ///
+    /// # Errors
+    /// As [`Tiles::fresh`] and [`pack_tiles`].
+    pub(crate) fn packed(
+        device: &Device,
+        (live, width, stored): (&[bool], usize, StoredAs),
+        [transition, state]: [&Buffer<f32>; 2],
+    ) -> Result<Self> {
+        let mut tiles = Self::fresh(device, live, width, stored)?;
+        let nothing = |len: usize| Buffer::<f32>::fresh(device, len, Fresh::Anything);
+        // The kernel packs pairs; where one part has no place, its values are not read.
+        let places: Vec<_> = tiles.transition.iter().flatten().map(|&at| (Some(at), None)).collect();
+        let places = Places::new(device, width, stored, &places)?;
+        pack_tiles(device, &places, [transition, &nothing(transition.len())?], &mut tiles.bytes)?;
+        let places: Vec<_> = tiles.state.iter().map(|&at| (None, Some(at))).collect();
+        let places = Places::new(device, width, stored, &places)?;
+        pack_tiles(device, &places, [&nothing(state.len())?, state], &mut tiles.bytes)?;
+        Ok(tiles)
+    }
+
+    /// Where `T` and `S` of every head lie.
+    ///
+    /// # Errors
+    /// As [`Places::new`].
+    pub(crate) fn places(&self, device: &Device) -> Result<Places> {
+        let heads = self.transition.iter().zip(&self.state);
+        let places: Vec<Place> = heads.map(|(&transition, &state)| (transition, Some(state))).collect();
+        Places::new(device, self.width, self.stored, &places)
+    }
+
+    /// `T` and `S` of every head, fp32, row-major; a missing `T` is zero.
+    ///
+    /// # Errors
+    /// As [`unpack_tiles`].
+    pub(crate) fn unpacked(&self, device: &Device) -> Result<[Buffer<f32>; 2]> {
+        let places = self.places(device)?;
+        let values = || Buffer::fresh(device, self.state.len() * self.width * self.width, Fresh::Anything);
+        let (mut transition, mut state) = (values()?, values()?);
+        unpack_tiles(device, &places, &self.bytes, [&mut transition, &mut state])?;
+        Ok([transition, state])
+    }
+
+    /// The same on another device; see [`Buffer::from_peer`].
+    ///
+    /// # Errors
+    /// As [`Buffer::from_peer`].
+    pub(crate) fn copied(&self, device: &Device) -> Result<Self> {
+        let Self { transition, state, width, stored, .. } = self;
+        let bytes = Buffer::from_peer(device, &self.bytes)?;
+        let (transition, state) = (transition.clone(), state.clone());
+        Ok(Self { bytes, transition, state, width: *width, stored: *stored })
+    }
+
+    /// Appends the addresses of every head's `T` and `S`. Whoever uses them keeps the tiles.
+    pub(crate) fn addresses(&self, [transition, state]: [&mut Vec<u64>; 2]) {
+        let address = |at: u64| self.bytes.address_of(at as usize);
+        transition.extend(self.transition.iter().map(|at| at.map_or(NONE, address)));
+        state.extend(self.state.iter().map(|&at| address(at)));
     }
 }
 

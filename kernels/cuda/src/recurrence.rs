@@ -106,7 +106,7 @@ fn launch<E: Float, O: Float>(
         .read(rows.v)
         .read(rows.gate);
     let launch = if delta { launch.read(rows.beta) } else { launch.unused() };
-    let launch = launch.read(&sequences.starts).read(&sequences.before_body).read(&sequences.fresh);
+    let launch = launch.read(&sequences.ranges).read(&sequences.before_body).read(&sequences.fresh);
     let launch = match summaries {
         None => launch.unused().write_at(state, state_at).unused().unused(),
         Some(s) => launch.read(s.live).write_at(state, state_at).write(s.state).write(s.transition),

@@ -1,10 +1,12 @@
 //! Typed views of what kernels work on. Sizes are checked here, once; kernels rely on them.
 
+use std::ops::Range;
+
 use half::bf16;
 pub use hypic_domain::family::Family;
 
 use crate::layout::{ALIGNMENT, NONE};
-use crate::memory::Float;
+use crate::memory::{Float, Table};
 use crate::{Buffer, Device, Error, Result};
 
 /// Tokens that the chunk forms take at once.
@@ -109,30 +111,47 @@ pub struct Sequence {
     pub fresh: bool,
 }
 
+/// A sequence at its place among the rows of a step, over states in a slot of a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) rows: Range<usize>,
+    /// As of [`Sequence`].
+    pub(crate) before_body: usize,
+    pub(crate) fresh: bool,
+    pub(crate) slot: usize,
+}
+
 /// Sequences on the device.
 pub struct Sequences {
-    pub(crate) starts: Buffer<u32>,
-    pub(crate) before_body: Buffer<u32>,
-    pub(crate) fresh: Buffer<u8>,
-    pub(crate) first_chunk: Buffer<u32>,
-    pub(crate) chunk_row: Buffer<u32>,
-    pub(crate) chunk_rows: Buffer<u32>,
+    /// First row of each and the row behind its last, `[sequences, 2]`.
+    pub(crate) ranges: Table<u32>,
+    pub(crate) before_body: Table<u32>,
+    pub(crate) fresh: Table<u8>,
+    pub(crate) slots: Table<u32>,
+    pub(crate) first_chunk: Table<u32>,
+    pub(crate) chunk_row: Table<u32>,
+    pub(crate) chunk_rows: Table<u32>,
     pub(crate) most_before_body: usize,
+    /// Whether the running state of every sequence is its body's `S`.
+    pub(crate) all_are_bodies: bool,
+    pub(crate) last_slot: usize,
     /// Rows up to the end of the last one.
     pub(crate) rows: usize,
 }
 
 impl Sequences {
-    /// Copies the table of `sequences` to the device.
+    /// Copies the table of `sequences`, whose rows follow each other, to the device.
     ///
     /// # Errors
     /// [`Error::CheckShape`] when a body would start after its sequence's end.
     pub fn new(device: &Device, sequences: &[Sequence]) -> Result<Self> {
-        let mut starts = vec![0u32];
-        for s in sequences {
-            starts.push(starts[starts.len() - 1] + s.rows as u32);
-        }
-        Self::place(device, sequences, &starts)
+        let mut start = 0;
+        let place = |(slot, s): (usize, &Sequence)| {
+            let rows = start..start + s.rows;
+            start = rows.end;
+            Placed { rows, before_body: s.before_body, fresh: s.fresh, slot }
+        };
+        Self::place(device, &sequences.iter().enumerate().map(place).collect::<Vec<_>>())
     }
 
     /// One sequence among more rows: those of `rows`, the first `before_body` of them before its body. It goes on
@@ -140,50 +159,57 @@ impl Sequences {
     ///
     /// # Errors
     /// As [`Sequences::new`].
-    pub(crate) fn one(device: &Device, rows: std::ops::Range<usize>, before_body: usize) -> Result<Self> {
-        let sequence = Sequence { rows: rows.len(), before_body, fresh: false };
-        Self::place(device, &[sequence], &[rows.start as u32, rows.end as u32])
+    pub(crate) fn one(device: &Device, rows: Range<usize>, before_body: usize) -> Result<Self> {
+        Self::place(device, &[Placed { rows, before_body, fresh: false, slot: 0 }])
     }
 
-    /// `rows` of one sequence cut into `pieces`, each a sequence of whole chunks but the last.
+    /// `rows` of one sequence cut into `pieces`, each a sequence of whole chunks but the last, over a slot of its own.
     ///
     /// # Errors
     /// As [`Sequences::new`].
-    pub(crate) fn pieces(
-        device: &Device,
-        rows: std::ops::Range<usize>,
-        pieces: usize,
-        fresh: bool,
-    ) -> Result<Self> {
+    pub(crate) fn pieces(device: &Device, rows: Range<usize>, pieces: usize, fresh: bool) -> Result<Self> {
         let each = rows.len().div_ceil(pieces.max(1)).next_multiple_of(CHUNK).max(CHUNK);
-        let starts: Vec<usize> = rows.clone().step_by(each).chain([rows.end]).collect();
-        let sequence = |ends: &[usize]| Sequence { rows: ends[1] - ends[0], before_body: 0, fresh };
-        let sequences: Vec<Sequence> = starts.windows(2).map(sequence).collect();
-        Self::place(device, &sequences, &starts.iter().map(|&row| row as u32).collect::<Vec<_>>())
+        let piece = |(slot, start): (usize, usize)| Placed {
+            rows: start..rows.end.min(start + each),
+            before_body: 0,
+            fresh,
+            slot,
+        };
+        Self::place(device, &rows.clone().step_by(each).enumerate().map(piece).collect::<Vec<_>>())
     }
 
-    /// Sequences that begin at `starts`.
-    fn place(device: &Device, sequences: &[Sequence], starts: &[u32]) -> Result<Self> {
+    /// Sequences wherever they are.
+    ///
+    /// # Errors
+    /// As [`Sequences::new`].
+    pub(crate) fn place(device: &Device, sequences: &[Placed]) -> Result<Self> {
         let (mut first_chunk, mut chunk_row, mut chunk_rows) = (vec![0u32], vec![], vec![]);
-        for (s, &start) in sequences.iter().zip(starts) {
-            Error::unless(s.before_body <= s.rows, "rows before the body", s.rows, s.before_body)?;
-            for row in (0..s.rows).step_by(CHUNK) {
-                chunk_row.push(start + row as u32);
-                chunk_rows.push((s.rows - row).min(CHUNK) as u32);
+        for Placed { rows, before_body, .. } in sequences {
+            Error::unless(*before_body <= rows.len(), "rows before the body", rows.len(), before_body)?;
+            for row in rows.clone().step_by(CHUNK) {
+                chunk_row.push(row as u32);
+                chunk_rows.push((rows.end - row).min(CHUNK) as u32);
             }
             first_chunk.push(chunk_row.len() as u32);
         }
-        let before: Vec<u32> = sequences.iter().map(|s| s.before_body as u32).collect();
+        let ranges: Vec<u32> =
+            sequences.iter().flat_map(|s| [s.rows.start as u32, s.rows.end as u32]).collect();
+        let numbers = |number: fn(&Placed) -> usize| -> Vec<u32> {
+            sequences.iter().map(|s| number(s) as u32).collect()
+        };
         let fresh: Vec<u8> = sequences.iter().map(|s| u8::from(s.fresh)).collect();
         Ok(Self {
-            rows: starts[starts.len() - 1] as usize,
-            starts: Buffer::from_slice(device, starts)?,
-            before_body: Buffer::from_slice(device, &before)?,
-            fresh: Buffer::from_slice(device, &fresh)?,
-            first_chunk: Buffer::from_slice(device, &first_chunk)?,
-            chunk_row: Buffer::from_slice(device, &chunk_row)?,
-            chunk_rows: Buffer::from_slice(device, &chunk_rows)?,
-            most_before_body: before.iter().max().map_or(0, |&rows| rows as usize),
+            ranges: Table::new(device, &ranges)?,
+            before_body: Table::new(device, &numbers(|s| s.before_body))?,
+            fresh: Table::new(device, &fresh)?,
+            slots: Table::new(device, &numbers(|s| s.slot))?,
+            first_chunk: Table::new(device, &first_chunk)?,
+            chunk_row: Table::new(device, &chunk_row)?,
+            chunk_rows: Table::new(device, &chunk_rows)?,
+            most_before_body: sequences.iter().map(|s| s.before_body).max().unwrap_or(0),
+            all_are_bodies: sequences.iter().all(|s| s.fresh && s.before_body == 0),
+            last_slot: sequences.iter().map(|s| s.slot).max().unwrap_or(0),
+            rows: sequences.iter().map(|s| s.rows.end).max().unwrap_or(0),
         })
     }
 

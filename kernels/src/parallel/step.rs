@@ -44,7 +44,7 @@ fn step<D: Rank>(
 fn recorded<D: Rank>(record: &Record<TensorParallel<D>>, (_, rank): Of) -> Record<D> {
     // A panic while it was held leaves the list whole: nobody changes it.
     let recordings = record.recording.lock().unwrap_or_else(PoisonError::into_inner);
-    Record { recording: Arc::clone(&recordings[rank]), body: Range::clone(&record.body) }
+    Record { recording: Arc::clone(&recordings[rank]), body: Range::clone(&record.body), whole: record.whole }
 }
 
 fn bodies<D: Rank>(context: &Context<TensorParallel<D>>, (layer, rank): Of) -> Vec<PlacedBody<D>> {

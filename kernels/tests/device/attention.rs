@@ -208,6 +208,21 @@ fn a_build_exports_unrotated_keys_of_its_body() {
         value: data.value[8 * FULL.kv_heads * FULL.value..].to_vec(),
     };
     assert_eq!(device.export(&export).unwrap(), tail.host(32));
+    // Taken over, here or from another device, it is the same body.
+    let (other, built) = (poisoned(1), Arc::new(device.finish(&export).unwrap()));
+    for device in [&device, &other] {
+        let mut pages = device.pages(&spec, 5, PAGE).unwrap();
+        let layers = BodyLayers::empty(2);
+        layers.arrive(1, device.adopt(1, &spec, &mut pages, &built).unwrap());
+        let imported = BodyLayers::empty(2);
+        imported.arrive(1, device.import(1, &spec, &mut pages, tail.host(32)).unwrap());
+        let [adopted, imported] = [layers, imported].map(|layers| {
+            let mut run = run(0..6, vec![0], (32..38).collect());
+            run.context.bodies.push(PlacedBody { layers: Arc::new(layers), start: 0, len: 32 });
+            attend(device, &Data::random(9, 6), 6, vec![run], &mut pages).unwrap()
+        });
+        assert_eq!(adopted, imported);
+    }
 
     // A copied page holds the same.
     device.copy_page(&mut pages, 0, 1).unwrap();

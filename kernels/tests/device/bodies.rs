@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use hypic_domain::id::ModelId;
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::{LayerSpec, ModelSpec};
+use hypic_domain::tuple::TupleFormat;
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::{
     Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight,
@@ -18,6 +19,7 @@ use hypic_kernels::tolerance::{Compared, bound, error};
 use super::*;
 
 mod attention;
+mod builds;
 mod linear;
 mod rows;
 

@@ -1,8 +1,8 @@
 use super::*;
 
 /// One layer's inputs for some rows, and the layer.
-struct Data {
-    rows: usize,
+pub(super) struct Data {
+    pub(super) rows: usize,
     raw: Vec<f32>,
     a: Vec<f32>,
     b: Vec<f32>,
@@ -13,7 +13,7 @@ struct Data {
 
 impl Data {
     /// Half lives of 8, 80, 800 and 8000 tokens.
-    fn random(seed: u64, rows: usize) -> Self {
+    pub(super) fn random(seed: u64, rows: usize) -> Self {
         let mut noise = Noise(seed);
         let half = |half: f64| (std::f64::consts::LN_2 / half).ln() as f32;
         Self {
@@ -28,16 +28,16 @@ impl Data {
         }
     }
 
-    fn layer(&self) -> Gdn<'_> {
+    pub(super) fn layer(&self) -> Gdn<'_> {
         Gdn { shape: LINEAR, taps: &self.taps, a_log: &self.a_log, dt_bias: &self.dt_bias }
     }
 
-    fn inputs(&self) -> Inputs<'_> {
+    pub(super) fn inputs(&self) -> Inputs<'_> {
         Inputs { raw: &self.raw, a: &self.a, b: &self.b }
     }
 
     /// These rows behind one another.
-    fn joined(parts: &[&Self]) -> Self {
+    pub(super) fn joined(parts: &[&Self]) -> Self {
         let mut all = Self::random(0, 0);
         for part in parts {
             all.rows += part.rows;
@@ -60,7 +60,7 @@ impl Data {
     }
 }
 
-fn mix(
+pub(super) fn mix(
     device: &TestDevice,
     data: &Data,
     runs: Vec<Run<TestDevice>>,
@@ -83,16 +83,16 @@ fn mix(
     device.linear_mixer(&input, &plan, states).and_then(|out| device.to_host(&out))
 }
 
-fn run(slot: usize, rows: std::ops::Range<usize>, ops: Vec<RunOp>) -> Run<TestDevice> {
+pub(super) fn run(slot: usize, rows: std::ops::Range<usize>, ops: Vec<RunOp>) -> Run<TestDevice> {
     let context = Context { pages: vec![], live: vec![], bodies: vec![] };
     Run { rows, slot, context, ops, record: None }
 }
 
-fn plain(slot: usize, rows: std::ops::Range<usize>) -> Run<TestDevice> {
+pub(super) fn plain(slot: usize, rows: std::ops::Range<usize>) -> Run<TestDevice> {
     run(slot, rows.clone(), vec![RunOp::Rows(rows)])
 }
 
-fn fresh(device: &TestDevice, slots: usize) -> States {
+pub(super) fn fresh(device: &TestDevice, slots: usize) -> States {
     let mut states = device.states(&spec(), slots).unwrap();
     (0..slots).for_each(|slot| device.reset_slot(&mut states, slot).unwrap());
     states
@@ -107,7 +107,8 @@ fn build(device: &TestDevice, data: &Data, seam: usize, step: usize, skip_below:
         let count = step.min(data.rows - first);
         let mut run = plain(0, 0..count);
         let body = seam.saturating_sub(first).min(count)..count;
-        run.record = Some(Record { recording: Arc::clone(&recording), body });
+        let whole = (body.len() == data.rows - seam).then_some(skip_below);
+        run.record = Some(Record { recording: Arc::clone(&recording), body, whole });
         mix(device, &data.rows(first..first + count), vec![run], &mut states).unwrap();
     }
     let pages = device.pages(&spec, 1, 1).unwrap();
@@ -284,7 +285,7 @@ fn a_step_of_build_live_and_decode_gives_each_what_it_gets_alone() {
     };
     let record = || {
         let recording = Arc::new(Mutex::new(device.recording(&spec()).unwrap()));
-        Some(Record { recording, body: 8..100 })
+        Some(Record { recording, body: 8..100, whole: Some(0.0) })
     };
     let mut runs: Vec<_> = [3, 1, 0, 4]
         .into_iter()

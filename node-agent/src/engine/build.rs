@@ -1,7 +1,11 @@
 //! Builds: whole segments from a zero state, their layers given out as they are done.
+//!
+//! Where the device keeps what it has finished with the bits of what is stored, a layer is there for prompts at once,
+//! and goes to the host for all others as soon as nothing is more urgent.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hypic_compose::Build as Program;
 use hypic_domain::key::{Scope, SegmentKey};
@@ -36,6 +40,12 @@ pub(super) struct Build<D: Device> {
     /// What was given out, for those who ask late.
     told: Vec<BuildEvent>,
     running: Option<Running<D>>,
+    /// Layers that are finished and not yet on the host.
+    unlanded: VecDeque<Arc<D::BuiltLayer>>,
+    /// Layers on the host.
+    landed: usize,
+    /// How long its rows took, once all are computed.
+    took: Option<Duration>,
 }
 
 struct Running<D: Device> {
@@ -51,13 +61,26 @@ impl<D: Device> Build<D> {
     }
 
     pub(super) fn rows_left(&self) -> usize {
-        self.program.program.rows() - self.running.as_ref().map_or(0, |running| running.computed)
+        match (&self.took, &self.running) {
+            (Some(_), _) => 0,
+            (None, running) => {
+                self.program.program.rows() - running.as_ref().map_or(0, |running| running.computed)
+            }
+        }
+    }
+
+    /// Whether all rows are computed.
+    pub(super) fn is_computed(&self) -> bool {
+        self.took.is_some()
     }
 
     /// Whether anybody here or elsewhere still waits for it.
     pub(super) fn is_wanted(&mut self) -> bool {
         self.listeners.retain(|listener| !listener.is_closed());
-        !self.listeners.is_empty() || Arc::strong_count(&self.body) > 1
+        // One that is computed is kept for those who ask later.
+        !self.listeners.is_empty()
+            || Arc::strong_count(&self.body) > 1
+            || (self.is_computed() && self.publish)
     }
 
     fn tell(&mut self, event: BuildEvent) {
@@ -69,14 +92,17 @@ impl<D: Device> Build<D> {
     }
 
     /// Packs its next rows; its context is in the step until [`Build::take_back`].
-    pub(super) fn take_part(&mut self, step: &mut Step<D>, rows: usize) {
+    pub(super) fn take_part(&mut self, step: &mut Step<D>, rows: usize, skip_below: f32) {
         let Some(running) = &mut self.running else { return };
         let offset = step.rows();
         let program = &self.program.program;
         let slice = program.slice(running.computed, rows, &[], offset);
         running.hold.context.live.extend_from_slice(&program.positions[slice.rows.clone()]);
-        let record =
-            Record { recording: Arc::clone(&running.recording), body: self.program.recorded(&slice, offset) };
+        let record = Record {
+            recording: Arc::clone(&running.recording),
+            body: self.program.recorded(&slice, offset),
+            whole: (slice.rows.len() == program.rows()).then_some(skip_below),
+        };
         let run = Run {
             rows: offset..offset + slice.rows.len(),
             slot: running.hold.slot(),
@@ -151,6 +177,9 @@ impl<D: Device> Core<D> {
                 writer,
                 told: Vec::new(),
                 running: None,
+                unlanded: VecDeque::new(),
+                landed: 0,
+                took: None,
             });
         }
         self.builds.sort_by_key(|build| build.age);
@@ -160,9 +189,10 @@ impl<D: Device> Core<D> {
     /// Gives slots and pages to builds, oldest first. Whoever waits for a build gives way to it: only then can
     /// it go on.
     pub(super) fn begin_builds(&mut self) {
+        self.bound_unlanded();
         for place in 0..self.builds.len() {
             let build = &self.builds[place];
-            if build.is_running() {
+            if build.is_running() || build.is_computed() {
                 continue;
             }
             let (age, rows) = (build.age, build.program.program.rows());
@@ -195,21 +225,22 @@ impl<D: Device> Core<D> {
         Ok(Some(Running { hold, recording, computed: 0, begun: Instant::now() }))
     }
 
-    /// Gives out one layer of a build that ends in this step of `rows` of its rows.
-    pub(super) fn export_layer(
+    /// Finishes one layer of a build that ends in this step of `rows` of its rows.
+    pub(super) fn finish_layer(
         &mut self,
         key: &SegmentKey,
         rows: usize,
         layer: usize,
         context: &Context<D>,
     ) -> Result<(), EngineError> {
-        let Some(build) = self.builds.iter_mut().find(|build| build.key == *key) else { return Ok(()) };
+        let Some(place) = self.builds.iter().position(|build| build.key == *key) else { return Ok(()) };
+        let build = &mut self.builds[place];
         let Some(running) = &build.running else { return Ok(()) };
         if running.computed + rows < build.program.program.rows() {
             return Ok(());
         }
         let recording = running.recording.lock().unwrap_or_else(PoisonError::into_inner);
-        let exported = self.device.export(&Export {
+        let finished = self.device.finish(&Export {
             layer,
             spec: self.model.spec(),
             recording: &recording,
@@ -221,34 +252,83 @@ impl<D: Device> Core<D> {
             skip_below: self.config.format.skip_below,
         });
         drop(recording);
-        let exported = exported.map_err(EngineError::run_step)?;
-        if let HostLayer::Linear { live, .. } = &exported {
+        let built = Arc::new(finished.map_err(EngineError::run_step)?);
+        let keeps = self.device.keeps(&self.config.format);
+        if keeps {
+            let placed = self.device.adopt(layer, self.model.spec(), &mut self.memory.pages, &built);
+            build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
+        }
+        build.unlanded.push_back(built);
+        if keeps && build.listeners.is_empty() { Ok(()) } else { self.land_layer(place) }
+    }
+
+    /// Brings the next layer of a build to the host, in the format that is stored, and gives it out.
+    fn land_layer(&mut self, place: usize) -> Result<(), EngineError> {
+        let build = &mut self.builds[place];
+        let (Some(built), Some(writer)) = (build.unlanded.pop_front(), &mut build.writer) else {
+            return Ok(());
+        };
+        let layer = build.landed;
+        let landed = self.device.land(layer, self.model.spec(), &built).map_err(EngineError::run_step)?;
+        if let HostLayer::Linear { live, .. } = &landed {
             self.counters.heads += live.len() as u64;
             self.counters.heads_live += live.iter().filter(|live| **live).count() as u64;
         }
-        let Some(writer) = &mut build.writer else { return Ok(()) };
-        let parts = writer.push_layer(layer_values(&exported)).map_err(write_failed)?.to_vec();
-        // What is used here went through the stored format too: a hit gives the same bits.
-        let stored = decode_layer(&build.head, layer, &parts).map_err(write_failed)?;
-        let placed = self.device.import(layer, self.model.spec(), &mut self.memory.pages, stored);
-        build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
-        build.tell(BuildEvent::Layer { key: *key, layer, parts });
+        let parts = writer.push_layer(layer_values(&landed)).map_err(write_failed)?.to_vec();
+        build.landed += 1;
+        if build.body.layer(layer).is_none() {
+            // What is used here went through the stored format too: a hit gives the same bits.
+            let stored = decode_layer(&build.head, layer, &parts).map_err(write_failed)?;
+            let placed = self.device.import(layer, self.model.spec(), &mut self.memory.pages, stored);
+            build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
+        }
+        let key = build.key;
+        build.tell(BuildEvent::Layer { key, layer, parts });
         Ok(())
     }
 
-    /// Publishes the tuples of builds that are complete, and frees what these held.
+    /// Brings one layer of the oldest build that is computed to the host. False when all are there.
+    pub(super) fn land(&mut self) -> bool {
+        let Some(place) = self.builds.iter().position(Build::is_computed) else { return false };
+        if let Err(error) = self.land_layer(place) {
+            let key = self.builds[place].key;
+            self.fail_build(&key, &error);
+        }
+        self.publish_builds();
+        true
+    }
+
+    /// Tuples that wait for the host take the memory of recordings, which are at least twice as large.
+    fn bound_unlanded(&mut self) {
+        while self.builds.iter().filter(|build| build.is_computed()).count() >= 2 * self.config.builds {
+            self.land();
+        }
+    }
+
+    /// Frees what builds held whose rows are computed, and publishes those that are on the host.
     pub(super) fn finish_builds(&mut self) {
-        let (done, rest) =
-            std::mem::take(&mut self.builds).into_iter().partition(|build| build.rows_left() == 0);
+        for build in &mut self.builds {
+            if build.rows_left() == 0
+                && let Some(running) = build.running.take()
+            {
+                build.took = Some(running.begun.elapsed());
+            }
+        }
+        self.publish_builds();
+    }
+
+    /// Publishes the tuples that are on the host.
+    fn publish_builds(&mut self) {
+        let layers = self.layers.len();
+        let is_done = |build: &Build<D>| build.is_computed() && build.landed == layers;
+        let (done, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.builds).into_iter().partition(is_done);
         self.builds = rest;
-        let done: Vec<Build<D>> = done;
         for mut build in done {
             match build.writer.take().map(TupleWriter::finish) {
                 Some(Ok(tuple)) => {
                     if build.publish {
                         self.counters.built += 1;
-                        let begun = build.running.as_ref().map_or_else(Instant::now, |running| running.begun);
-                        let took = Millis(begun.elapsed().as_secs_f64() * 1e3);
+                        let took = Millis(build.took.unwrap_or_default().as_secs_f64() * 1e3);
                         // Kept before anybody is told: who is told may ask for it.
                         (self.publish)(BuiltTuple { tuple: tuple.clone(), scope: build.scope, took });
                     }

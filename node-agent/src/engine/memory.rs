@@ -10,17 +10,18 @@ use super::pool::{Lease, Pool};
 use super::snapshot::Saved;
 use super::{EngineConfig, EngineError};
 
-/// How many pages fit under the cap beside everything else; `bodies` are bytes for the KV of cached bodies.
+/// How many pages fit under the cap beside everything else; `device` are bytes for the KV of cached bodies and for what
+/// builds record.
 ///
 /// # Errors
 /// A cap under which not one sequence of two pages fits.
 pub(super) fn pages_under_cap(
     spec: &ModelSpec,
     config: &EngineConfig,
-    bodies: u64,
+    device: u64,
 ) -> Result<usize, EngineError> {
     let slots = spec.slot_bytes().0 * (config.slots + config.builds) as u64;
-    let fixed = config.weights.0 + slots + config.snapshots.0 + bodies;
+    let fixed = config.weights.0 + slots + config.snapshots.0 + device;
     let page = page_bytes(spec, config).max(1);
     let pages = config.memory.0.saturating_sub(fixed) / page;
     // A model without full layers needs no bytes for pages; their count still bounds what runs at once.

@@ -50,7 +50,8 @@ impl<D: Device> Parts<D> {
     /// All memory that the engine will ever hold, at once.
     pub(super) fn allocate(&self) -> Result<Allocated<D>, EngineError> {
         let (spec, config) = (self.model.spec(), &self.config);
-        let count = pages_under_cap(spec, config, self.device.body_bytes(spec))?;
+        let fixed = self.device.body_bytes(spec) + self.device.recording_bytes(spec) * config.builds as u64;
+        let count = pages_under_cap(spec, config, fixed)?;
         let refused = |source| EngineError::AllocateMemory { source: Arc::new(source) };
         let idle = Load {
             slots_free: config.slots,
@@ -184,8 +185,11 @@ impl<D: Device> Core<D> {
         self.begin_sequences();
         self.begin_builds();
         let flown = self.fly();
-        let stepped = self.step();
-        flown || stepped
+        let busy = self.step() || flown;
+        // What is built goes to the host when no prompt waits.
+        let waits = self.running.values().any(Sequence::is_composing);
+        let landed = !(busy && waits) && self.land();
+        busy || landed
     }
 
     /// Publishes gauges and counters.

@@ -85,15 +85,16 @@ impl<D: Device> Step<D> {
 }
 
 impl<D: Device> Core<D> {
-    /// Computes one step: a row of every answer, then prompts and builds up to the budget, oldest first.
+    /// Computes one step: a row of every answer, and prompts and builds up to the budget, oldest first.
     pub(super) fn step(&mut self) -> bool {
         let mut budget = self.config.rows;
         let decoding = |sequence: &Sequence<D>| sequence.is_decoding() && sequence.has_room();
-        let mut shares: Vec<(Age, usize)> = Vec::new();
-        for (age, _) in self.running.iter().filter(|(_, sequence)| decoding(sequence)) {
-            shares.push((*age, 1));
-            budget = budget.saturating_sub(1);
-        }
+        let mut shares: Vec<(Age, usize)> = self
+            .running
+            .iter()
+            .filter(|(_, sequence)| decoding(sequence))
+            .map(|(age, _)| (*age, 1))
+            .collect();
         let mut prefills: Vec<(Age, Option<SegmentKey>)> = self
             .running
             .iter()
@@ -116,8 +117,12 @@ impl<D: Device> Core<D> {
             }
             let rows = match key {
                 None => self.running.get(&age).map_or(0, |sequence| sequence.share(budget, 0).ids.len()),
-                Some(key) => self.build(&key).map_or(0, |build| build.rows_left().min(budget)),
+                // Whole, or in steps of its own: where a build is cut does not depend on the others.
+                Some(key) => self.build(&key).map_or(0, |build| build.rows_left().min(self.config.rows)),
             };
+            if rows > budget {
+                continue;
+            }
             budget -= rows;
             match key {
                 None => shares.push((age, rows)),
@@ -148,7 +153,7 @@ impl<D: Device> Core<D> {
         let recording = step.plan.runs.len();
         for (key, rows) in building {
             if let Some(build) = self.builds.iter_mut().find(|build| build.key == *key) {
-                build.take_part(&mut step, *rows);
+                build.take_part(&mut step, *rows, self.config.format.skip_below);
                 self.counters.rows_built += *rows as u64;
             }
         }
@@ -191,7 +196,7 @@ impl<D: Device> Core<D> {
         for layer in 0..self.layers.len() {
             step.advance(&self.device, &*self.model, &mut self.memory).map_err(EngineError::run_step)?;
             for ((key, rows), run) in building.iter().zip(&step.plan.runs[recording..]) {
-                self.export_layer(key, *rows, layer, &run.context)?;
+                self.finish_layer(key, *rows, layer, &run.context)?;
             }
         }
         Ok(())

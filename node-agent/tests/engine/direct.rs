@@ -65,6 +65,7 @@ impl<'a> Direct<'a> {
             bodies: self.context.bodies.clone(),
         };
         let record = record.map(|(recording, range)| Record {
+            whole: None,
             recording: Arc::clone(recording),
             body: range.start.max(rows.start) - rows.start..range.end.min(rows.end) - rows.start,
         });

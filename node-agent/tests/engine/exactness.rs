@@ -6,6 +6,7 @@ use hypic_domain::flow::{Mode, Piece, SegmentOutcome};
 use hypic_domain::sampling::Sampling;
 use hypic_domain::tuple::TupleFormat;
 use hypic_domain::unit::Bytes;
+use hypic_kernels::op::Device;
 
 use crate::direct::{build_alone, build_in_context, compose, recompute, relative};
 use crate::harness::{Fixture, greedy, order, questions, random, random_pieces, tiny, with_boundaries};
@@ -115,8 +116,9 @@ fn snapshots_give_way_to_sequences() {
     let agent = fixture.engine(|config| {
         let pages = 14 * 32 * 4 * (2 * (32 + 32));
         let slots = fixture.spec().slot_bytes().0 * (config.slots + config.builds) as u64;
+        let recordings = fixture.device.recording_bytes(fixture.spec()) * config.builds as u64;
         config.snapshots = Bytes(fixture.spec().slot_bytes().0 * 4);
-        config.memory = Bytes(slots + config.snapshots.0 + pages);
+        config.memory = Bytes(slots + recordings + config.snapshots.0 + pages);
     });
     assert_eq!(agent.engine.load().pages_total, 14);
     let ask = |seed| {

@@ -252,9 +252,13 @@ impl Agent {
         stream
     }
 
-    /// A whole answer, with the tuples that were built here before.
+    /// A whole answer, with the tuples that were built here before; then waits for those that were built for it.
     pub(crate) fn ask(&self, order: Order) -> Result<Answer, EngineError> {
-        finish(self.begin(order, &self.tuples))
+        let answer = finish(self.begin(order, &self.tuples));
+        while self.engine.load().builds > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        answer
     }
 
     /// Waits until nothing runs, and asserts that everything is free.

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use hypic_domain::flow::{Mode, Order};
 use hypic_domain::sampling::{FinishReason, Sampling};
 use hypic_domain::unit::Bytes;
+use hypic_kernels::op::Device;
 use hypic_node_agent::engine::{Engine, EngineConfig, EngineError};
 
 use crate::harness::{
@@ -16,8 +17,9 @@ fn only_pages(fixture: &Fixture, config: &mut EngineConfig, pages: u64) {
     let slots = fixture.spec().slot_bytes().0 * (config.slots + config.builds) as u64;
     // One full layer of two heads of 32 keys and 32 values.
     let page = config.page_tokens as u64 * 4 * 2 * (32 + 32);
+    let recordings = fixture.device.recording_bytes(fixture.spec()) * config.builds as u64;
     config.snapshots = Bytes(0);
-    config.memory = Bytes(slots + pages * page);
+    config.memory = Bytes(slots + recordings + pages * page);
 }
 
 #[test]

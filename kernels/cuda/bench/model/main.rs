@@ -1,13 +1,14 @@
 //! A whole model of the 35B-A3B shape with random weights on one GPU: the figures of DESIGN §8 that need one.
 //!
-//! `model OUT.json [LAYERS] [prefill] [layers] [ops] [warm] [decode] [composed]`, layers in fours, 40 for the whole model,
-//! all parts or the named ones: cold prefill of 32k tokens, one layer of it by itself, the ops of a layer, a warm prompt of
-//! 64 cached bodies with seams of 8 and one more body, decode of 1, 32 and 128 sequences, and how far composed logits are
-//! from recomputed ones. Launches are eager: no CUDA graphs. Figures are medians of wall time from the plan to logits on
-//! the host.
+//! `model OUT.json [LAYERS] [cold] [prefill] [layers] [ops] [warm] [decode] [composed]`, layers in fours, 40 for the whole
+//! model, all parts or the named ones: a cold prompt of 64 segments on one GPU and, where there is a second, on two; cold
+//! prefill of 32k tokens, one layer of it by itself, the ops of a layer, a warm prompt of 64 cached bodies with seams of 8
+//! and one more body, decode of 1, 32 and 128 sequences, and how far composed logits are from recomputed ones. Launches are
+//! eager: no CUDA graphs. Figures are medians of wall time from the plan to logits on the host.
 //!
 //! `model OUT.json LAYERS --devices 0,1`: prefill and decode on GPU 0, then on both as ranks.
 
+mod cold;
 mod composed;
 mod ranks;
 
@@ -26,6 +27,8 @@ use hypic_models::config::Naming;
 use hypic_models::model::Memory;
 use hypic_models::random::{self, RandomSpec};
 use serde_json::json;
+
+use cold::SKIP_BELOW;
 
 type Gpu = CudaDevice;
 type Body = (Arc<BodyLayers<Gpu>>, usize);
@@ -71,6 +74,23 @@ struct Bench {
 }
 
 impl Bench {
+    /// The model on GPU `number`, room for `slots` sequences of [`DECODING`] tokens or one prompt, and for all bodies of
+    /// a prompt.
+    fn open(number: usize, layers: usize, slots: usize) -> Result<Self> {
+        let device: Gpu = CudaDevice::new(Device::cuda(number)?, SEGMENTS * SEGMENT);
+        let begun = Instant::now();
+        let loaded = random::load(&device, &shape(layers))?;
+        device.wait()?;
+        println!("{:.1} GB of weights in {:.1} s", loaded.bytes as f64 / 1e9, begun.elapsed().as_secs_f64());
+        let pages = PROMPT.max(slots * DECODING) / PAGE;
+        let (states, pages) = (device.states(&loaded.spec, slots)?, device.pages(&loaded.spec, pages, PAGE)?);
+        let mut bench = Self { device, loaded, states, pages };
+        for slot in 0..slots {
+            bench.device.reset_slot(&mut bench.states, slot)?;
+        }
+        Ok(bench)
+    }
+
     fn run(&mut self, runs: Vec<Run<Gpu>>, last: &[(usize, Need)]) -> Result<f64> {
         let rows: usize = runs.iter().map(|run| run.rows.len()).sum();
         let vocab = self.loaded.spec.vocab;
@@ -223,7 +243,8 @@ impl Bench {
             live: (0..SEGMENT as u32).collect(),
             bodies: Vec::new(),
         };
-        let record = Some(Record { recording: Arc::clone(&recording), body: SEAM..SEGMENT });
+        let record =
+            Some(Record { recording: Arc::clone(&recording), body: SEAM..SEGMENT, whole: Some(SKIP_BELOW) });
         let ops = vec![RunOp::Rows(0..SEGMENT)];
         let run = Run { rows: 0..SEGMENT, slot: 0, context: context(), ops, record };
         let ms = self.run(vec![run], &[(SEGMENT - 1, Need::Largest(1))])?;
@@ -239,7 +260,7 @@ impl Bench {
                 pages: &self.pages,
                 context: &context(),
                 body: SEGMENT - SEAM,
-                skip_below: 1e-3,
+                skip_below: SKIP_BELOW,
             })?;
             body.arrive(layer, self.device.import(layer, &spec, &mut self.pages, host)?);
         }
@@ -318,22 +339,18 @@ fn main() -> Result<()> {
     {
         return ranks::compare(&out, layers, devices);
     }
-    let device: Gpu = CudaDevice::new(Device::cuda(0)?, SEGMENTS * SEGMENT);
-    let begun = Instant::now();
-    let loaded = random::load(&device, &shape(layers))?;
-    device.wait()?;
-    println!("{:.1} GB of weights in {:.1} s", loaded.bytes as f64 / 1e9, begun.elapsed().as_secs_f64());
-    let pages = PROMPT.max(MOST * DECODING) / PAGE;
-    let (states, pages) = (device.states(&loaded.spec, MOST)?, device.pages(&loaded.spec, pages, PAGE)?);
-    let mut bench = Bench { device, loaded, states, pages };
-    for slot in 0..MOST {
-        bench.device.reset_slot(&mut bench.states, slot)?;
-    }
+    // Both at once: the host's memory bounds neither.
+    let second = wanted("cold").then(|| std::thread::spawn(move || Bench::open(1, layers, SEGMENTS)));
+    let mut bench = Bench::open(0, layers, MOST)?;
     let mut figures = serde_json::Map::new();
     let mut note = |name: &str, ms: f64| {
         println!("{name:<28} {ms:>10.2} ms");
         figures.insert(name.to_owned(), json!(ms));
     };
+    if let Some(second) = second {
+        let second = second.join().map_err(|_| anyhow::anyhow!("the second GPU's thread died"))?;
+        cold_prompts(&mut bench, second, &mut note)?;
+    }
     if wanted("prefill") {
         for step in [2048, 8192, PROMPT] {
             note(&format!("prefill_32k_steps_of_{step}"), bench.median(2, |b| b.prefill(PROMPT, step))?);
@@ -368,6 +385,44 @@ fn main() -> Result<()> {
         );
         figures.insert(format!("logits: {what}"), json!({"most": most, "kl": kl, "same": same}));
     }
-    std::fs::write(&out, format!("{:#}\n", serde_json::Value::Object(figures)))
+    write(&out, figures)
+}
+
+/// Cold prompts on one GPU, on two, and without `T`; one prefill beside them.
+fn cold_prompts(bench: &mut Bench, second: Result<Bench>, note: &mut impl FnMut(&str, f64)) -> Result<()> {
+    note("prefill_32k", bench.median(2, |b| b.prefill(PROMPT, PROMPT))?);
+    for (name, skip_below) in [("", Some(0.0)), ("_without_t", Some(f32::INFINITY)), ("_unrecorded", None)] {
+        note(&format!("builds_32k{name}"), bench.median(2, |b| b.builds(8192, skip_below))?);
+    }
+    let mut second = match second {
+        Ok(second) => {
+            bench.device.enable_peer(&second.device)?;
+            Some(second)
+        }
+        Err(error) => {
+            println!("no second GPU: {error:#}");
+            None
+        }
+    };
+    for rows in cold::STEPS {
+        note(&format!("cold_32k_steps_of_{rows}"), bench.median(3, |b| b.cold(rows))?);
+        if let Some(second) = &mut second
+            && rows < PROMPT
+        {
+            let mut taken = 0;
+            let ms = bench.median(3, |b| {
+                let (ms, steps) = b.cold_with(second, rows)?;
+                taken = steps;
+                Ok(ms)
+            })?;
+            note(&format!("cold_32k_2gpu_steps_of_{rows}"), ms);
+            println!("{:<28} {taken:>10} of {} steps by the second GPU", "", PROMPT / rows);
+        }
+    }
+    Ok(())
+}
+
+fn write(out: &str, figures: serde_json::Map<String, serde_json::Value>) -> Result<()> {
+    std::fs::write(out, format!("{:#}\n", serde_json::Value::Object(figures)))
         .with_context(|| format!("write {out}"))
 }

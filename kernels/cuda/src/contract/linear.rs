@@ -1,8 +1,7 @@
 //! The linear mixer: convolution, gates, and every run's program of rows and bodies.
 //!
-//! Runs that record, and long ones, are launched one by one in the form of prefill, and runs with bodies one by one in
-//! that of composition; all others, decode among them, go through one launch. What a run gets does not depend on the
-//! others.
+//! Runs that record, and long ones, are launched in the form of prefill, and runs with bodies one by one in that of
+//! composition; all others, decode among them, go through one launch. What a run gets does not depend on the others.
 
 use std::sync::PoisonError;
 
@@ -13,25 +12,21 @@ use hypic_kernels::op::{Gates, LinearInput, OpError};
 use hypic_kernels::plan::{Plan, Record, Rule, Run, RunOp};
 
 use super::memory::{SlotLayer, States, Tensor};
+use super::prefill;
+use super::record::LayerRecord;
 use super::tuple::{LayerParts, LinearParts, gdn_only};
 use super::{CudaDevice, failed};
-use crate::choice::gdn_pieces;
 use crate::conv_warm::Tails;
 use crate::memory::Float;
-use crate::norm::add_gates;
 use crate::pack::{pack_tiles, set_identity};
 use crate::programs::{
     Pool, PoolBody, PoolRequest, PoolStep, Transition, run_composition, run_programs, stored_for,
 };
-use crate::recurrence::{Form, advance_one};
-use crate::{
-    Buffer, ConvWarm, Places, RawRow, Recurrence, Rows, Sequences, Shape, Span, Summaries, TAPS, conv_warm,
-    gates, gdn_chunks_one, has_gdn_chunks,
-};
+use crate::{Buffer, ConvWarm, Places, RawRow, Rows, Shape, Span, TAPS, conv_warm, gates};
 
 const OP: &str = "linear_mixer";
 /// Runs of more rows than this, without bodies, are prefilled by themselves.
-const SHORT: usize = 32;
+pub(super) const SHORT: usize = 32;
 
 type Left<'a, E> = [RawRow<'a, E>; TAPS - 1];
 
@@ -70,11 +65,11 @@ pub(super) fn linear_mixer<E: Float>(
     let requests: Vec<PoolRequest<'_>> =
         plan.runs.iter().map(|run| request_of(run, input.layer, &identity)).collect::<Result<_, _>>()?;
     device.written(OP, (plan.ids.len(), heads * input.shape.value), |device, out| {
+        let prefills: Vec<_> = plan.runs.iter().filter(|run| is_prefill(run)).collect();
+        let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
+        prefill::advance_all(device, rows, (&prefills, input.layer), pool, out)?;
         for (run, (_, steps)) in plan.runs.iter().zip(&requests) {
-            if is_prefill(run) {
-                let at = run.slot * states.state_stride + place.state;
-                advance(device, rows, (run, input.layer), (&mut states.state, at), out)?;
-            } else if has_bodies(run) {
+            if has_bodies(run) {
                 let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
                 run_composition(device, rows, (run.slot, steps, run.rows.start), pool, out)?;
             }
@@ -109,7 +104,7 @@ fn check<E: Float>(
                 parts_of(run, *body, input.layer)?;
             }
         }
-        if let Some(Record { recording, body }) = &run.record {
+        if let Some(Record { recording, body, whole }) = &run.record {
             let is_applied = has_bodies(run);
             let is_last = body.is_empty() || (body.end == run.rows.end && body.start >= run.rows.start);
             if is_applied || !is_last {
@@ -118,8 +113,11 @@ fn check<E: Float>(
                 return Err(OpError::Unsupported { op: OP, what });
             }
             let recording = recording.lock().unwrap_or_else(PoisonError::into_inner);
-            if recording.layers.get(input.layer).is_none_or(Option::is_none) {
+            let Some(Some(record)) = recording.layers.get(input.layer) else {
                 return Err(OpError::shape(OP, "a recording of the layer", input.layer));
+            };
+            if whole.is_some() && !matches!(record, LayerRecord::Empty) {
+                return Err(OpError::shape(OP, "a recording that has not begun", input.layer));
             }
         }
     }
@@ -236,37 +234,6 @@ fn is_prefill<E: Float>(run: &Run<CudaDevice<E>>) -> bool {
     run.record.is_some() || (!has_bodies(run) && run.rows.len() > SHORT)
 }
 
-/// Advances the states from value `at` on over all rows of a run, and its recording with them.
-fn advance<E: Float>(
-    device: &crate::Device,
-    rows: Rows<'_, E>,
-    (run, layer): (&Run<CudaDevice<E>>, usize),
-    (state, at): (&mut Buffer<f32>, usize),
-    out: &mut Buffer<E>,
-) -> crate::Result<()> {
-    // Chunks multiply in fp16; a device that computes in fp32 does not.
-    let form = if E::NAME == f32::NAME || run.rows.len() <= SHORT { Form::Tokens } else { Form::Chunks };
-    let Some(Record { recording, body }) = run.record.as_ref().filter(|record| !record.body.is_empty())
-    else {
-        if form == Form::Chunks && has_gdn_chunks(rows.family, rows.shape, device.capability()) {
-            let pieces = gdn_pieces(run.rows.len(), rows.shape.heads, device.multiprocessors());
-            return gdn_chunks_one(device, rows, (run.rows.clone(), pieces), (state, at), out);
-        }
-        let sequences = &Sequences::one(device, run.rows.clone(), 0)?;
-        return advance_one(device, Recurrence { rows, sequences, state, summaries: None, out }, form, at);
-    };
-    let sequences = &Sequences::one(device, run.rows.clone(), body.start - run.rows.start)?;
-    // The recording is shared only with the engine, which reads it between steps; a poisoned lock means that a step
-    // died, and its build is thrown away by the engine.
-    let mut recording = recording.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(Some(record)) = recording.layers.get_mut(layer) else { return Ok(()) };
-    let summaries =
-        Summaries { state: &mut record.state, transition: &mut record.transition, live: &record.live };
-    let run = Recurrence { rows, sequences, state, summaries: Some(summaries), out };
-    advance_one(device, run, form, at)?;
-    add_gates(device, rows.gate, &mut record.bound, body.clone())
-}
-
 /// A run's program; its slot only if it shares a launch with others.
 fn request_of<'a, E: Float>(
     run: &'a Run<CudaDevice<E>>,
@@ -282,11 +249,12 @@ fn request_of<'a, E: Float>(
             RunOp::Apply { body, rule } => {
                 let (parts, _) = parts_of(run, *body, layer)?;
                 let transition = match (rule, identity) {
-                    (Rule::Compose, _) => Transition::Stored(&parts.transition),
+                    (Rule::Compose, _) => Transition::Stored(&parts.tiles.transition),
                     (Rule::Add, Some(tile)) => Transition::Shared(tile),
                     (Rule::Add, None) | (Rule::Replace, _) => Transition::Zero,
                 };
-                let body = PoolBody { tiles: &parts.tiles, state: &parts.state, transition };
+                let tiles = &parts.tiles;
+                let body = PoolBody { tiles: &tiles.bytes, state: &tiles.state, transition };
                 steps.push(PoolStep { rows, body: Some(body) });
                 rows = 0;
             }

@@ -210,12 +210,13 @@ impl<E: Float> States<E> {
         self.state.read_part(slot * self.state_stride + place.state, place.states())
     }
 
-    /// One layer's tail on the host.
-    pub(super) fn read_tail(&self, slot: usize, layer: usize) -> Result<Vec<f32>> {
+    /// A copy of one layer's tail.
+    pub(super) fn tail(&self, device: &Device, slot: usize, layer: usize) -> Result<Buffer<E>> {
         self.check(slot)?;
         let place = self.layer(layer)?;
-        let tail = self.tails.read_part(slot * self.tail_stride + place.tail, place.tail_len())?;
-        Ok(tail.into_iter().map(E::wide).collect())
+        let mut tail = Buffer::fresh(device, place.tail_len(), Fresh::Anything)?;
+        tail.copy(0, &self.tails, slot * self.tail_stride + place.tail, place.tail_len())?;
+        Ok(tail)
     }
 }
 

@@ -1,4 +1,6 @@
-//! One layer of a tuple on the device, and what a build has recorded.
+//! One layer of a tuple on the device: from the host, from a build, from another device, and to the host.
+
+use std::sync::Arc;
 
 use hypic_domain::family::Family;
 use hypic_domain::model::{FullShape, LayerSpec, LinearShape, ModelSpec};
@@ -7,27 +9,23 @@ use hypic_kernels::op::{Export, HostLayer, OpError};
 use super::memory::{BodyPages, LayerPages, Pages};
 use super::{CudaDevice, failed};
 use crate::attention::KvRows;
-use crate::layout::ALIGNMENT;
+use crate::device::Mark;
 use crate::memory::{Float, Fresh};
-use crate::pack::{pack_tiles, set_identity};
+use crate::pack::Tiles;
 use crate::programs::stored_for;
-use crate::{Buffer, Device, Places};
+use crate::{Buffer, Device};
 
 /// One layer of a tuple.
 pub enum LayerParts<E: Float> {
     /// Of a linear layer.
-    Linear(LinearParts<E>),
+    Linear(Arc<LinearParts<E>>),
     /// Of a full layer.
     Full(FullParts),
 }
 
 /// Tiles of layout 1, and the tail.
 pub struct LinearParts<E: Float> {
-    pub(super) tiles: Buffer<u8>,
-    /// Byte offset of every head's `T`; a dead head has none.
-    pub(super) transition: Vec<Option<u64>>,
-    /// Byte offset of every head's `S`.
-    pub(super) state: Vec<u64>,
+    pub(super) tiles: Arc<Tiles>,
     /// Raw convolution inputs, oldest first, `[K-1, channels]`.
     pub(super) tail: Buffer<E>,
 }
@@ -36,6 +34,25 @@ pub struct LinearParts<E: Float> {
 pub struct FullParts {
     pub(super) pages: BodyPages,
     pub(super) tokens: usize,
+}
+
+/// One layer of a finished build, in memory of its own.
+pub struct BuiltLayer<E: Float> {
+    values: Values<E>,
+    device: Device,
+    /// Behind the last launch that writes it.
+    ready: Mark,
+}
+
+enum Values<E: Float> {
+    Linear(Arc<LinearParts<E>>),
+    Full(BodyKv<E>),
+}
+
+/// Keys before rotation and values of a body, each `[tokens, kv heads, width]`.
+struct BodyKv<E: Float> {
+    rows: [Buffer<E>; 2],
+    tokens: usize,
 }
 
 /// This device computes the gated delta rule, on heads that its kernels have.
@@ -68,7 +85,7 @@ pub(super) fn import<E: Float>(
                 return Err(wrong(&format!("parts of {shape:?}"), format!("lengths {lengths:?}")));
             }
             linear_parts(device, shape, live, [transition, state, tail])
-                .map(LayerParts::Linear)
+                .map(|parts| LayerParts::Linear(Arc::new(parts)))
                 .map_err(failed("import"))
         }
         (Some(LayerSpec::Full(shape)), HostLayer::Full { key, value }) => {
@@ -80,7 +97,8 @@ pub(super) fn import<E: Float>(
             }
             let page_tokens = pages.page_tokens;
             let layer = pages.layer_mut("import", layer)?;
-            full_parts(device, shape, (layer, page_tokens), [key, value]).map(LayerParts::Full)
+            let kv = body_kv(device, shape, [key, value]).map_err(failed("import"))?;
+            kv.place(device, shape, (layer, page_tokens)).map(LayerParts::Full)
         }
         (layer, _) => Err(wrong("parts of the layer's kind", format!("the other kind, for {layer:?}"))),
     }
@@ -92,57 +110,53 @@ fn linear_parts<E: Float>(
     live: &[bool],
     [transition, state, tail]: [&[f32]; 3],
 ) -> crate::Result<LinearParts<E>> {
-    let stored = stored_for::<E>();
-    let size = ((shape.key * shape.value * stored.size()) as u64).next_multiple_of(ALIGNMENT);
-    let mut next = (0..).map(|tile| tile * size);
-    let transitions: Vec<Option<u64>> =
-        live.iter().map(|&live| if live { next.next() } else { None }).collect();
-    let states: Vec<u64> = next.take(shape.heads).collect();
-    let end = states.last().map_or(0, |last| last + size);
-    let mut tiles = Buffer::fresh(device, end as usize, Fresh::Anything)?;
-    let nothing = |len: usize| Buffer::<f32>::fresh(device, len, Fresh::Anything);
-    // The kernel packs pairs; where one part has no place, its values are not read.
-    let places: Vec<_> = transitions.iter().flatten().map(|&at| (Some(at), None)).collect();
-    let places = Places::new(device, shape.key, stored, &places)?;
-    let values = Buffer::from_slice(device, transition)?;
-    pack_tiles(device, &places, [&values, &nothing(transition.len())?], &mut tiles)?;
-    let places: Vec<_> = states.iter().map(|&at| (None, Some(at))).collect();
-    let places = Places::new(device, shape.key, stored, &places)?;
-    let values = Buffer::from_slice(device, state)?;
-    pack_tiles(device, &places, [&nothing(state.len())?, &values], &mut tiles)?;
+    let values = [Buffer::from_slice(device, transition)?, Buffer::from_slice(device, state)?];
+    let tiles = Tiles::packed(device, (live, shape.key, stored_for::<E>()), [&values[0], &values[1]])?;
     let tail: Vec<E> = tail.iter().map(|&value| E::narrow(value)).collect();
-    Ok(LinearParts {
-        tiles,
-        transition: transitions,
-        state: states,
-        tail: Buffer::from_slice(device, &tail)?,
-    })
+    Ok(LinearParts { tiles: Arc::new(tiles), tail: Buffer::from_slice(device, &tail)? })
 }
 
-fn full_parts<E: Float>(
+fn body_kv<E: Float>(
     device: &Device,
     shape: &FullShape,
-    (layer, page_tokens): (&mut LayerPages<E>, usize),
     [key, value]: [&[f32]; 2],
-) -> Result<FullParts, OpError> {
+) -> crate::Result<BodyKv<E>> {
     let FullShape { kv_heads, key: width, .. } = *shape;
     let tokens = key.len() / (kv_heads * width);
-    let pages = layer.take(tokens, page_tokens)?;
-    let places = places_of(&pages.pages, 0..tokens, (kv_heads, page_tokens));
     // From heads outermost to tokens outermost.
     let by_token = |values: &[f32]| -> Vec<E> {
         let rows = (0..tokens).flat_map(|token| (0..kv_heads).map(move |head| head * tokens + token));
         rows.flat_map(|row| &values[row * width..][..width]).map(|&value| E::narrow(value)).collect()
     };
-    let mut write = || {
-        let places = Buffer::from_slice(device, &places)?;
-        let rows =
-            [Buffer::from_slice(device, &by_token(key))?, Buffer::from_slice(device, &by_token(value))?];
-        let moved = KvRows { kv_heads, width, page_tokens, places: &places };
-        moved.store(device, [&rows[0], &rows[1]], [&mut layer.key, &mut layer.value])
-    };
-    write().map_err(failed("import"))?;
-    Ok(FullParts { pages, tokens })
+    let rows = [Buffer::from_slice(device, &by_token(key))?, Buffer::from_slice(device, &by_token(value))?];
+    Ok(BodyKv { rows, tokens })
+}
+
+impl<E: Float> BodyKv<E> {
+    /// Writes it to pages for bodies.
+    fn place(
+        &self,
+        device: &Device,
+        shape: &FullShape,
+        (layer, page_tokens): (&mut LayerPages<E>, usize),
+    ) -> Result<FullParts, OpError> {
+        let FullShape { kv_heads, key: width, .. } = *shape;
+        let pages = layer.take(self.tokens, page_tokens)?;
+        let places = places_of(&pages.pages, 0..self.tokens, (kv_heads, page_tokens));
+        let mut write = || {
+            let places = Buffer::from_slice(device, &places)?;
+            let moved = KvRows { kv_heads, width, page_tokens, places: &places };
+            moved.store(device, [&self.rows[0], &self.rows[1]], [&mut layer.key, &mut layer.value])
+        };
+        write().map_err(failed("import"))?;
+        Ok(FullParts { pages, tokens: self.tokens })
+    }
+
+    fn copied(&self, device: &Device) -> crate::Result<Self> {
+        let [key, value] = &self.rows;
+        let rows = [Buffer::from_peer(device, key)?, Buffer::from_peer(device, value)?];
+        Ok(Self { rows, tokens: self.tokens })
+    }
 }
 
 /// Where tokens lie in pages, as the kernels count.
@@ -156,113 +170,127 @@ fn places_of(
     tokens.map(|token| place(token) as u32).collect()
 }
 
-/// One layer of a recording: `T` and `S` of the body's tokens so far.
-pub(super) struct LayerRecord {
-    /// `[heads, key, key]`.
-    pub(super) transition: Buffer<f32>,
-    /// `[heads, key, value]`.
-    pub(super) state: Buffer<f32>,
-    /// Logarithms of the gate-only bounds on the norms of `T`, `[heads]`.
-    pub(super) bound: Buffer<f32>,
-    /// Ones, `[heads]`: whether a head is dead is known only at the end.
-    pub(super) live: Buffer<u8>,
-}
-
-/// What a build has collected, layer by layer; nothing for full layers.
-pub struct Recording {
-    pub(super) layers: Vec<Option<LayerRecord>>,
-}
-
-impl Recording {
-    pub(super) fn empty(device: &Device, spec: &ModelSpec) -> Result<Self, OpError> {
-        let layers = spec.layers.iter().map(|layer| match layer {
-            LayerSpec::Linear(shape) => {
-                gdn_only("recording", shape)?;
-                LayerRecord::empty(device, shape).map(Some).map_err(failed("recording"))
-            }
-            LayerSpec::Full(_) => Ok(None),
-        });
-        Ok(Self { layers: layers.collect::<Result<_, _>>()? })
-    }
-}
-
-impl LayerRecord {
-    fn empty(device: &Device, shape: &LinearShape) -> crate::Result<Self> {
-        let mut transition = Buffer::fresh(device, shape.heads * shape.key * shape.key, Fresh::Anything)?;
-        set_identity(device, &mut transition, shape.key)?;
-        Ok(Self {
-            transition,
-            state: Buffer::zeros(device, shape.heads * shape.key * shape.value)?,
-            bound: Buffer::zeros(device, shape.heads)?,
-            live: Buffer::from_slice(device, &vec![1; shape.heads])?,
-        })
-    }
-}
-
-pub(super) fn export<E: Float>(
+/// One layer of a finished build: its tiles, the slot's tail, and the body's KV.
+pub(super) fn finish<E: Float>(
     device: &Device,
     request: &Export<'_, CudaDevice<E>>,
-) -> Result<HostLayer, OpError> {
-    match request.spec.layers.get(request.layer) {
+) -> Result<BuiltLayer<E>, OpError> {
+    let values = match request.spec.layers.get(request.layer) {
         Some(LayerSpec::Linear(shape)) => {
             let record = request.recording.layers.get(request.layer).and_then(Option::as_ref);
-            let record = record.ok_or_else(|| OpError::shape("export", "a recorded layer", request.layer))?;
-            export_linear(shape, record, request).map_err(failed("export"))
+            let record = record.ok_or_else(|| OpError::shape("finish", "a recorded layer", request.layer))?;
+            let tiles = record.tiles(device, shape, (stored_for::<E>(), request.skip_below))?;
+            let tail = request.states.tail(device, request.slot, request.layer).map_err(failed("finish"))?;
+            Values::Linear(Arc::new(LinearParts { tiles, tail }))
         }
-        Some(LayerSpec::Full(shape)) => export_full(device, shape, request),
-        None => Err(OpError::shape("export", "a layer of the model", request.layer)),
-    }
+        Some(LayerSpec::Full(shape)) => Values::Full(finish_full(device, shape, request)?),
+        None => return Err(OpError::shape("finish", "a layer of the model", request.layer)),
+    };
+    Ok(BuiltLayer { values, device: device.clone(), ready: device.mark().map_err(failed("finish"))? })
 }
 
-fn export_linear<E: Float>(
-    shape: &LinearShape,
-    record: &LayerRecord,
-    request: &Export<'_, CudaDevice<E>>,
-) -> crate::Result<HostLayer> {
-    let live: Vec<bool> =
-        record.bound.read()?.into_iter().map(|bound| bound.exp() >= request.skip_below).collect();
-    let transition = record.transition.read()?;
-    let heads = transition.chunks_exact(shape.key * shape.key).zip(&live);
-    Ok(HostLayer::Linear {
-        transition: heads.filter(|(_, live)| **live).flat_map(|(values, _)| values).copied().collect(),
-        state: record.state.read()?,
-        tail: request.states.read_tail(request.slot, request.layer)?,
-        live,
-    })
-}
-
-fn export_full<E: Float>(
+fn finish_full<E: Float>(
     device: &Device,
     shape: &FullShape,
     request: &Export<'_, CudaDevice<E>>,
-) -> Result<HostLayer, OpError> {
+) -> Result<BodyKv<E>, OpError> {
     let FullShape { kv_heads, key: width, .. } = *shape;
     let (context, page_tokens) = (request.context, request.pages.page_tokens);
-    let layer = request.pages.layer("export", request.layer)?;
+    let layer = request.pages.layer("finish", request.layer)?;
     let tokens = context.live.len();
     let first = tokens
         .checked_sub(request.body)
-        .ok_or_else(|| OpError::shape("export", "a body within the run", request.body))?;
+        .ok_or_else(|| OpError::shape("finish", "a body within the run", request.body))?;
     let outside = context.pages.iter().any(|&page| page >= request.pages.pages);
     if outside || context.pages.len() * page_tokens < tokens || shape.value != width {
         let found = format!("{:?} of {}", context.pages, request.pages.pages);
-        return Err(OpError::shape("export", "pages for every live token", found));
+        return Err(OpError::shape("finish", "pages for every live token", found));
     }
     let pages: Vec<u32> = context.pages.iter().map(|&page| page as u32).collect();
     let places = places_of(&pages, first..tokens, (kv_heads, page_tokens));
     let read = || {
         let places = Buffer::from_slice(device, &places)?;
         let rows = |_| Buffer::<E>::fresh(device, request.body * kv_heads * width, Fresh::Anything);
-        let (mut key, mut value) = (rows(())?, rows(())?);
+        let mut rows = [rows(())?, rows(())?];
+        let [key, value] = &mut rows;
         let moved = KvRows { kv_heads, width, page_tokens, places: &places };
-        moved.load(device, [&mut key, &mut value], [&layer.key, &layer.value])?;
-        Ok((key.read()?, value.read()?))
+        moved.load(device, [key, value], [&layer.key, &layer.value])?;
+        Ok(BodyKv { rows, tokens: request.body })
     };
-    let (key, value) = read().map_err(failed("export"))?;
+    read().map_err(failed("finish"))
+}
+
+/// Takes over what a build on this device or on another has finished.
+pub(super) fn adopt<E: Float>(
+    device: &Device,
+    (layer, spec): (usize, &ModelSpec),
+    pages: &mut Pages<E>,
+    built: &BuiltLayer<E>,
+) -> Result<LayerParts<E>, OpError> {
+    let is_here = device.is(&built.device);
+    if !is_here {
+        device.wait_for(&built.ready).map_err(failed("adopt"))?;
+    }
+    match (spec.layers.get(layer), &built.values) {
+        (Some(LayerSpec::Linear(_)), Values::Linear(parts)) => {
+            if is_here {
+                return Ok(LayerParts::Linear(Arc::clone(parts)));
+            }
+            let copy = || {
+                let tiles = Arc::new(parts.tiles.copied(device)?);
+                Ok(LinearParts { tiles, tail: Buffer::from_peer(device, &parts.tail)? })
+            };
+            copy().map(|parts| LayerParts::Linear(Arc::new(parts))).map_err(failed("adopt"))
+        }
+        (Some(LayerSpec::Full(shape)), Values::Full(kv)) => {
+            let page_tokens = pages.page_tokens;
+            let layer = (pages.layer_mut("adopt", layer)?, page_tokens);
+            let placed = if is_here {
+                kv.place(device, shape, layer)
+            } else {
+                kv.copied(device).map_err(failed("adopt"))?.place(device, shape, layer)
+            };
+            placed.map(LayerParts::Full)
+        }
+        _ => Err(OpError::shape("adopt", "the layer's kind", layer)),
+    }
+}
+
+/// One layer of a finished build on the host; waits for the device that built it.
+pub(super) fn land<E: Float>(
+    (layer, spec): (usize, &ModelSpec),
+    built: &BuiltLayer<E>,
+) -> Result<HostLayer, OpError> {
+    let landed = match (spec.layers.get(layer), &built.values) {
+        (Some(LayerSpec::Linear(shape)), Values::Linear(parts)) => {
+            land_linear(&built.device, shape.key * shape.key, parts)
+        }
+        (Some(LayerSpec::Full(shape)), Values::Full(kv)) => land_full(shape, kv),
+        _ => return Err(OpError::shape("land", "the layer's kind", layer)),
+    };
+    landed.map_err(failed("land"))
+}
+
+fn land_linear<E: Float>(device: &Device, square: usize, parts: &LinearParts<E>) -> crate::Result<HostLayer> {
+    let [transition, state] = parts.tiles.unpacked(device)?;
+    let live: Vec<bool> = parts.tiles.transition.iter().map(Option::is_some).collect();
+    let transition = transition.read()?;
+    let heads = transition.chunks_exact(square).zip(&live);
+    Ok(HostLayer::Linear {
+        transition: heads.filter(|(_, live)| **live).flat_map(|(values, _)| values).copied().collect(),
+        state: state.read()?,
+        tail: parts.tail.read()?.into_iter().map(E::wide).collect(),
+        live,
+    })
+}
+
+fn land_full<E: Float>(shape: &FullShape, kv: &BodyKv<E>) -> crate::Result<HostLayer> {
+    let FullShape { kv_heads, key: width, .. } = *shape;
     // From tokens outermost to heads outermost.
     let by_head = |values: &[E]| -> Vec<f32> {
-        let rows = (0..kv_heads).flat_map(|head| (0..request.body).map(move |token| token * kv_heads + head));
+        let rows = (0..kv_heads).flat_map(|head| (0..kv.tokens).map(move |token| token * kv_heads + head));
         rows.flat_map(|row| &values[row * width..][..width]).map(|&value| value.wide()).collect()
     };
-    Ok(HostLayer::Full { key: by_head(&key), value: by_head(&value) })
+    let [key, value] = &kv.rows;
+    Ok(HostLayer::Full { key: by_head(&key.read()?), value: by_head(&value.read()?) })
 }

@@ -111,7 +111,7 @@ impl<'a, D: Device> Session<'a, D> {
         let spec = &self.loaded.spec;
         self.device.reset_slot(&mut self.states, BUILD).unwrap();
         let recording = Arc::new(Mutex::new(self.device.recording(spec).unwrap()));
-        let record = Record { recording: Arc::clone(&recording), body: SEAM..ids.len() };
+        let record = Record { recording: Arc::clone(&recording), body: SEAM..ids.len(), whole: Some(1e-3) };
         let context = Context {
             pages: (PAGES..2 * PAGES).collect(),
             live: (0..ids.len() as u32).collect(),

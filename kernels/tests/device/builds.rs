@@ -1,0 +1,113 @@
+//! Builds in company, and what becomes of them: to the host, and to another device.
+
+use super::linear::{Data, fresh, mix, plain, run};
+use super::*;
+
+const SEAM: usize = 8;
+
+/// Builds in slots 0, 1 … of one step, a run of somebody else between the first two; what each recorded, layer 0.
+fn built(device: &TestDevice, lens: &[usize], whole: Option<f32>) -> Vec<<TestDevice as Device>::BuiltLayer> {
+    let spec = spec();
+    let mut states = fresh(device, lens.len() + 1);
+    let segments: Vec<Data> = lens.iter().map(|&len| Data::random(len as u64 + 4000, len)).collect();
+    let other = Data::random(77, 40);
+    let mut parts: Vec<&Data> = segments.iter().collect();
+    parts.insert(1, &other);
+    let data = Data::joined(&parts);
+    let (mut runs, mut recordings, mut first) = (Vec::new(), Vec::new(), 0);
+    for (place, part) in parts.iter().enumerate() {
+        let rows = first..first + part.rows;
+        first = rows.end;
+        let is_other = place == 1;
+        let slot = if is_other { lens.len() } else { recordings.len() };
+        let mut run = plain(slot, rows.clone());
+        if !is_other {
+            let recording = Arc::new(Mutex::new(device.recording(&spec).unwrap()));
+            let body = rows.start + SEAM..rows.end;
+            run.record = Some(Record { recording: Arc::clone(&recording), body, whole });
+            recordings.push(recording);
+        }
+        runs.push(run);
+    }
+    mix(device, &data, runs, &mut states).unwrap();
+    let pages = device.pages(&spec, 1, 1).unwrap();
+    let context = Context { pages: vec![], live: vec![], bodies: vec![] };
+    let finish = |(slot, recording): (usize, &Arc<Mutex<<TestDevice as Device>::Recording>>)| {
+        let (states, pages, context, spec) = (&states, &pages, &context, &spec);
+        let (recording, body) = (&*recording.lock().unwrap(), lens[slot] - SEAM);
+        let skip_below = whole.unwrap_or(0.0);
+        let request = Export { layer: 0, spec, recording, states, slot, pages, context, body, skip_below };
+        device.finish(&request).unwrap()
+    };
+    recordings.iter().enumerate().map(finish).collect()
+}
+
+#[test]
+fn builds_in_company_record_what_they_record_alone() {
+    let device = poisoned(2);
+    for whole in [None, Some(1e-3), Some(0.0)] {
+        let lens = [300, 9, 130, 64, 401];
+        let together = built(&device, &lens, whole);
+        for (len, together) in lens.iter().zip(&together) {
+            let land = |built| device.land(0, &spec(), built).unwrap();
+            let (alone, together) = (land(&built(&device, &[*len], whole)[0]), land(together));
+            assert_eq!(alone, together, "{len} rows");
+            let data = Data::random(*len as u64 + 4000, *len);
+            let right = data.layer().build(data.inputs(), *len, SEAM);
+            let HostLayer::Linear { live, transition, state, tail } = together else {
+                panic!("a full layer")
+            };
+            let kept: Vec<bool> =
+                right.log_bound.iter().map(|bound| bound.exp() >= f64::from(whole.unwrap_or(0.0))).collect();
+            assert_eq!(live, kept);
+            let heads = right.transition.chunks_exact(LINEAR.key * LINEAR.key).zip(&live);
+            let right_transition: Vec<f64> =
+                heads.filter(|(_, live)| **live).flat_map(|(head, _)| head).copied().collect();
+            within(Compared::State, &transition, &right_transition);
+            within(Compared::State, &state, &right.state);
+            assert_eq!(tail, right.tail.iter().map(|&x| x as f32).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// A prompt of one body behind a seam, with the body had in each way.
+#[test]
+fn a_layer_that_is_adopted_is_the_layer_that_went_over_the_host() {
+    let (device, other) = (poisoned(2), poisoned(1));
+    let len = 200;
+    let mut pages = device.pages(&spec(), 1, 1).unwrap();
+    let here = Arc::new(built(&device, &[len], Some(1e-3)).remove(0));
+    let there = Arc::new(built(&other, &[len], Some(1e-3)).remove(0));
+    let host = device.land(0, &spec(), &here).unwrap();
+    assert_eq!(other.land(0, &spec(), &there).unwrap(), host);
+    let parts = [
+        device.import(0, &spec(), &mut pages, host).unwrap(),
+        device.adopt(0, &spec(), &mut pages, &here).unwrap(),
+        device.adopt(0, &spec(), &mut pages, &there).unwrap(),
+    ];
+    // Nobody else keeps what was built.
+    drop((here, there));
+    let live = Data::random(12, SEAM + 5);
+    let found = parts.map(|parts| {
+        let layers = BodyLayers::empty(2);
+        layers.arrive(0, parts);
+        let ops = vec![
+            RunOp::Rows(0..SEAM),
+            RunOp::Apply { body: 0, rule: Rule::Compose },
+            RunOp::Rows(SEAM..live.rows),
+        ];
+        let mut composed = run(0, 0..live.rows, ops);
+        let len = (len - SEAM) as u32;
+        composed.context.bodies.push(PlacedBody { layers: Arc::new(layers), start: SEAM as u32, len });
+        let mut states = fresh(&device, 1);
+        let out = mix(&device, &live, vec![composed], &mut states).unwrap();
+        (out, device.slot_state(&states, 0, 0).unwrap())
+    });
+    assert_eq!(found[1], found[2]);
+    if device.keeps(&TupleFormat::EXACT) {
+        assert_eq!(found[0], found[1]);
+    } else {
+        let right: Vec<f64> = found[1].1.iter().map(|&x| f64::from(x)).collect();
+        within(Compared::State, &found[0].1, &right);
+    }
+}
