@@ -11,8 +11,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use domain::logits::{Logits, Need};
-use domain::tuple::TupleFormat;
 use domain::model::ModelSpec;
+use domain::tuple::TupleFormat;
 use hypic_domain as domain;
 
 use crate::op::{

@@ -66,13 +66,18 @@ pub struct Memory {
     /// `cpu`, `cuda` or `cuda:N` for the GPU of that number; `cuda:N,M` shares the model out among several.
     #[arg(long, env = "HYPIC_DEVICE", default_value = "cpu")]
     pub device: DeviceName,
+    /// Further devices that build cold segments for it: of its kind, each with the whole model and as much memory, such
+    /// as `cuda:1`.
+    #[arg(long, env = "HYPIC_SCATTER_DEVICE", value_delimiter = ',')]
+    pub scatter_device: Vec<DeviceName>,
     /// Tokens of cached bodies whose keys and values the GPUs hold at once; they count under the cap.
     #[arg(long, env = "HYPIC_BODY_TOKENS", default_value_t = 1 << 17)]
     pub body_tokens: usize,
     /// Threads of the CPU kernels; all cores without it.
     #[arg(long, env = "HYPIC_THREADS")]
     pub threads: Option<usize>,
-    /// Cap over weights, pages, state slots and snapshots, on all its GPUs together.
+    /// Cap over weights, pages, state slots, snapshots and what builds record, on all GPUs of `device` together, and on each
+    /// further device.
     #[arg(long, env = "HYPIC_ENGINE_BYTES", default_value_t = 2 << 30)]
     pub engine_bytes: u64,
     /// Sequences that run at once.
@@ -81,7 +86,7 @@ pub struct Memory {
     /// Requests that wait for a slot; more are refused.
     #[arg(long, env = "HYPIC_QUEUE", default_value_t = 256)]
     pub queue: usize,
-    /// Rows of one step.
+    /// Rows of prompts and builds in one step; builds of a large model on a GPU are fastest with 8192.
     #[arg(long, env = "HYPIC_STEP_ROWS", default_value_t = 512)]
     pub step_rows: usize,
     /// Cap of the Device tier (on a CPU machine an arena in main memory).
@@ -137,6 +142,7 @@ impl Args {
         if self.memory.slots == 0 || self.memory.step_rows == 0 {
             bail!("slots and step rows must be at least 1");
         }
+        check_devices(self.memory.device, &self.memory.scatter_device)?;
         Ok(Config {
             id: self.id,
             topology,
@@ -150,6 +156,20 @@ impl Args {
             drain: std::time::Duration::from_secs(self.drain_seconds),
         })
     }
+}
+
+/// Scatter devices take over what they build from each other: all are of one kind, and no GPU is named twice.
+fn check_devices(device: DeviceName, further: &[DeviceName]) -> Result<()> {
+    for (place, name) in further.iter().enumerate() {
+        let is_twice = *name == device || further[..place].contains(name);
+        if std::mem::discriminant(name) != std::mem::discriminant(&device) {
+            bail!("scatter device {name} is not of the kind of {device}");
+        }
+        if is_twice && *name != DeviceName::Cpu {
+            bail!("device {name} is named twice");
+        }
+    }
+    Ok(())
 }
 
 fn read<T: DeserializeOwned>(path: &Path, what: &str) -> Result<T> {
@@ -170,6 +190,18 @@ mod tests {
         };
         assert!(parse("[::1]:0").is_ok());
         assert!(parse("::1").is_err_and(|error| error.to_string().contains("--bulk-listen")));
+    }
+
+    #[test]
+    fn scatter_devices_are_of_one_kind_and_different() {
+        use DeviceName::{Cpu, Cuda};
+        assert!(check_devices(Cuda(0), &[Cuda(1), Cuda(2)]).is_ok());
+        assert!(check_devices(Cpu, &[Cpu]).is_ok());
+        for (device, further) in
+            [(Cuda(0), [Cuda(1), Cuda(1)]), (Cuda(1), [Cuda(0), Cuda(1)]), (Cuda(0), [Cpu; 2])]
+        {
+            assert!(check_devices(device, &further).is_err());
+        }
     }
 
     #[test]

@@ -64,6 +64,26 @@ pub(crate) enum Opened {
     Ranks(Box<TensorParallel<CudaDevice>>),
 }
 
+impl Opened {
+    /// One of the CPU's.
+    pub(crate) fn cpu(self) -> Option<CpuDevice> {
+        match self {
+            Self::Cpu(device) => Some(device),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) | Self::Ranks(_) => None,
+        }
+    }
+
+    /// A GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda(self) -> Option<CudaDevice> {
+        match self {
+            Self::Cpu(_) | Self::Ranks(_) => None,
+            Self::Cuda(device) => Some(*device),
+        }
+    }
+}
+
 /// Opens a device: the CPU with so many threads (all cores without a number), or GPUs that hold the KV of so many tokens
 /// of cached bodies.
 ///

@@ -16,13 +16,14 @@ mod memory;
 mod pool;
 mod room;
 mod run;
+mod scatter;
 mod sequence;
 mod snapshot;
 mod step;
 mod tokens;
 mod tuple;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use hypic_compose::{Ablation, ComposeError, Program};
@@ -39,8 +40,10 @@ use hypic_store::{Observer, StoreError, StoredTuple};
 
 pub use edge::{BuildEvent, BuildStream, Feed, TokenStream};
 pub use load::{Calibration, Counters, Load, SEGMENT_TOKENS};
+pub use scatter::Worker;
 
 use edge::{Command, Doorbell};
+use scatter::{Closing, Crew, Link, Yard};
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -193,49 +196,42 @@ pub struct Engine {
     spec: Arc<ModelSpec>,
     layers: Arc<[LayerSpec]>,
     config: Arc<EngineConfig>,
+    /// Ends the workers.
+    _closing: Option<Arc<Closing>>,
 }
 
 impl Engine {
-    /// Allocates all memory and starts the thread. Every change of the snapshots it keeps is told to
-    /// `snapshots`, on the engine's thread.
+    /// Allocates all memory and starts the thread, and one for each of `workers`, which have as much memory. Every
+    /// change of the snapshots it keeps is told to `snapshots`, on the engine's thread.
     ///
     /// # Errors
     /// A cap that is too small, or what the device says.
     pub fn start<D: Device>(
         device: Arc<D>,
         model: Arc<dyn Model<D>>,
+        workers: Vec<Worker<D>>,
         config: EngineConfig,
         publish: Publish,
         snapshots: Observer,
     ) -> Result<Self, EngineError> {
         let spec = Arc::new(model.spec().clone());
-        let (commands, inbox) = mpsc::channel();
-        let doorbell = Doorbell { commands, hungry: Arc::new(AtomicBool::new(false)) };
+        let layers: Arc<[LayerSpec]> = spec.layers.clone().into();
+        let (doorbell, inbox) = Doorbell::new();
         let load = Arc::new(Mutex::new(Load::default()));
         let config = Arc::new(config);
+        let (crew, closing) = start_workers(workers, &config, &layers, &doorbell)?;
         let engine = Self {
-            layers: spec.layers.clone().into(),
+            layers: Arc::clone(&layers),
             doorbell,
             next_age: Arc::new(AtomicU64::new(0)),
             load: Arc::clone(&load),
             spec,
             config: Arc::clone(&config),
+            _closing: closing.map(Arc::new),
         };
-        let parts = run::Parts {
-            device,
-            model,
-            config,
-            publish,
-            snapshots,
-            layers: Arc::clone(&engine.layers),
-            load,
-            hungry: Arc::clone(&engine.doorbell.hungry),
-        };
-        let allocated = parts.allocate()?;
-        std::thread::Builder::new()
-            .name("engine".to_owned())
-            .spawn(move || run::run(parts, allocated, &inbox))
-            .map_err(|source| EngineError::StartThread { source: Arc::new(source) })?;
+        let hungry = Arc::clone(&engine.doorbell.hungry);
+        let parts = run::Parts { device, model, config, publish, snapshots, layers, load, hungry, crew };
+        parts.start("engine", inbox)?;
         Ok(engine)
     }
 
@@ -296,4 +292,45 @@ impl Engine {
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
+}
+
+/// Starts a thread for each worker.
+fn start_workers<D: Device>(
+    workers: Vec<Worker<D>>,
+    config: &EngineConfig,
+    layers: &Arc<[LayerSpec]>,
+    combiner: &Doorbell,
+) -> Result<(Crew<D>, Option<Closing>), EngineError> {
+    if workers.is_empty() {
+        return Ok((Crew::Alone, None));
+    }
+    let config = Arc::new(EngineConfig { slots: 0, queue: 0, snapshots: Bytes(0), ..config.clone() });
+    let inboxes: Vec<_> = workers.iter().map(|_| Doorbell::new()).collect();
+    let doorbells = inboxes.iter().map(|(doorbell, _)| doorbell.clone());
+    let yard = Arc::new(Yard::new(std::iter::once(combiner.clone()).chain(doorbells)));
+    // Those that are started end if a later one cannot be.
+    let closing = Closing(Arc::clone(&yard));
+    let mut links = Vec::new();
+    for (number, (worker, (doorbell, inbox))) in workers.into_iter().zip(inboxes).enumerate() {
+        let (deliveries, received) = mpsc::channel();
+        links.push(Link::new(received, worker.patience));
+        let parts = run::Parts {
+            device: worker.device,
+            model: worker.model,
+            config: Arc::clone(&config),
+            publish: Box::new(|_| {}),
+            snapshots: Box::new(|_| {}),
+            layers: Arc::clone(layers),
+            load: Arc::default(),
+            hungry: doorbell.hungry,
+            crew: Crew::Working {
+                yard: Arc::clone(&yard),
+                place: number + 1,
+                deliveries,
+                doorbell: combiner.clone(),
+            },
+        };
+        parts.start("scatter-worker", inbox)?;
+    }
+    Ok((Crew::Combining { yard, workers: links }, Some(closing)))
 }

@@ -44,8 +44,13 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// No such device, a checkpoint that does not load, a listener.
 pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Output = ()>) -> Result<()> {
     // First of all: whoever asked for a device that is not there should hear of it at once.
-    let Memory { device, threads, body_tokens, .. } = &config.memory;
+    let Memory { device, threads, body_tokens, scatter_device, .. } = &config.memory;
     let device = device::open(device, *threads, *body_tokens).context("open the device")?;
+    // No prompt is composed on these.
+    let further = scatter_device.iter().map(|name| {
+        device::open(name, *threads, 0).with_context(|| format!("open the scatter device {name}"))
+    });
+    let workers: Vec<_> = further.collect::<Result<_>>()?;
     let config = Arc::new(config);
     let channels = Arc::new(Channels::new(config.security.clone()));
     let membership = Membership::new(config.id.clone(), incarnation(), channels, config.topology.clone());
@@ -82,7 +87,7 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
     })));
 
     let mut shutdown = pin!(shutdown);
-    let before = Before { config: Arc::clone(&config), device, life, index, metrics };
+    let before = Before { config: Arc::clone(&config), device, workers, life, index, metrics };
     let Started { agent, peers, bulk: bulk_server } = tokio::select! {
         started = start(before) => started?,
         error = failure(&mut tasks) => return Err(error),

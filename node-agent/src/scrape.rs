@@ -97,6 +97,12 @@ fn of_engine(load: &Load) -> Vec<Row> {
         total("scatter_build_rows_total", "Rows of builds.", counts.rows_built),
         total("decode_tokens_total", "Tokens drawn.", counts.drawn),
         total("scatter_built_total", "Tuples built.", counts.built),
+        total("scatter_built_further_total", "Those that further devices built.", counts.built_by_workers),
+        total(
+            "scatter_taken_back_total",
+            "Builds that further devices did not end.",
+            counts.builds_taken_back,
+        ),
         total("decode_preempted_total", "Sequences computed again for want of pages.", counts.preempted),
         total("decode_cancelled_total", "Sequences cancelled.", counts.cancelled),
         now(

@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Instant, SystemTime};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use hypic_domain::key::{Identity, IdentityInput};
 use hypic_domain::serving::ModelFile;
 use hypic_domain::topology::AgentEntry;
@@ -20,7 +21,7 @@ use hypic_wire::bulk::{Budget, BulkServer, HttpPull, PullLimits, ServeLimits, Ti
 use crate::agent::{Agent, Bulk};
 use crate::args::{Config, Memory};
 use crate::device::Opened;
-use crate::engine::{BuiltTuple, Engine, EngineConfig};
+use crate::engine::{BuiltTuple, Engine, EngineConfig, Worker};
 use crate::index::{Index, Owners};
 use crate::leases::Leases;
 use crate::life::Life;
@@ -29,10 +30,15 @@ use crate::metrics::Metrics;
 /// Share of the engine's memory that snapshots may take.
 const SNAPSHOTS: u64 = 8;
 
+/// Many times what a layer of a step takes anywhere: a scatter device that has builds and is silent for so long loses them.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// What is there before the agent.
 pub(crate) struct Before {
     pub(crate) config: Arc<Config>,
     pub(crate) device: Opened,
+    /// Further devices of the same kind, which build.
+    pub(crate) workers: Vec<Opened>,
     pub(crate) life: Arc<Life>,
     pub(crate) index: Arc<Index>,
     pub(crate) metrics: Arc<Metrics>,
@@ -50,7 +56,7 @@ pub(crate) struct Started {
 /// # Errors
 /// Tiers that do not open, a checkpoint that does not load, an engine that does not start.
 pub(crate) async fn start(before: Before) -> Result<Started> {
-    let Before { config, device, life, index, metrics } = before;
+    let Before { config, device, workers, life, index, metrics } = before;
     let me = named(&life, &index).await;
     index.begin_admission();
     life.enter(format!("loading the model {}", config.model.name));
@@ -59,12 +65,30 @@ pub(crate) async fn start(before: Before) -> Result<Started> {
         let (config, index) = (Arc::clone(&config), Arc::clone(&index));
         tokio::task::spawn_blocking(move || {
             let store = Arc::new(open_store(&config.memory, &index)?);
+            let workers = workers.into_iter();
             let loaded = match device {
-                Opened::Cpu(device) => load(&config, device, &store, &index)?,
+                Opened::Cpu(device) => {
+                    let workers = workers.filter_map(Opened::cpu).collect();
+                    load(&config, (device, workers), &store, &index)?
+                }
                 #[cfg(feature = "cuda")]
-                Opened::Cuda(device) => load(&config, *device, &store, &index)?,
+                Opened::Cuda(device) => {
+                    let workers: Vec<_> = workers.filter_map(Opened::cuda).collect();
+                    for worker in &workers {
+                        device
+                            .enable_peer(worker)
+                            .context("let the device read a scatter device's memory")?;
+                    }
+                    load(&config, (*device, workers), &store, &index)?
+                }
                 #[cfg(feature = "cuda")]
-                Opened::Ranks(device) => load(&config, *device, &store, &index)?,
+                Opened::Ranks(device) => {
+                    anyhow::ensure!(
+                        workers.len() == 0,
+                        "several GPUs in --device and --scatter-device do not go together"
+                    );
+                    load(&config, (*device, Vec::new()), &store, &index)?
+                }
             };
             Ok::<_, anyhow::Error>((store, loaded))
         })
@@ -167,13 +191,33 @@ struct Loaded {
     device: &'static str,
 }
 
-/// Loads the checkpoint and starts the engine; tuples that it builds go to the store, and its snapshots are
-/// announced to the index.
-fn load<D: Device>(config: &Config, device: D, store: &Arc<Store>, index: &Arc<Index>) -> Result<Loaded> {
+/// Loads the checkpoint onto the device and the workers and starts the engine; tuples that it builds go to the store,
+/// and its snapshots are announced to the index.
+fn load<D: Device>(
+    config: &Config,
+    (device, workers): (D, Vec<D>),
+    store: &Arc<Store>,
+    index: &Arc<Index>,
+) -> Result<Loaded> {
     let path = &config.model.path;
     check_text_files(&config.model)?;
-    let loaded = hypic_models::load(path, &device, config.model.name.clone())
-        .with_context(|| format!("load the checkpoint {}", path.display()))?;
+    let onto = |device: &D| {
+        hypic_models::load(path, device, config.model.name.clone())
+            .with_context(|| format!("load the checkpoint {}", path.display()))
+    };
+    let (loaded, workers) = std::thread::scope(|scope| {
+        let loading: Vec<_> =
+            workers.into_iter().map(|device| scope.spawn(|| (onto(&device), device))).collect();
+        let loaded = onto(&device)?;
+        let worker = |loading: ScopedJoinHandle<'_, (Result<_>, D)>| {
+            let (loaded, device) =
+                loading.join().map_err(|_| anyhow!("loading onto a scatter device died"))?;
+            let loaded: hypic_models::Loaded<D> = loaded?;
+            Ok(Worker { device: Arc::new(device), model: Arc::from(loaded.model), patience: PATIENCE })
+        };
+        let workers = loading.into_iter().map(worker).collect::<Result<Vec<_>>>()?;
+        Ok::<_, anyhow::Error>((loaded, workers))
+    })?;
     let identity = Identity::derive(&IdentityInput {
         weights: loaded.weights,
         tokenizer: digest(&path.join("tokenizer.json"))?,
@@ -205,7 +249,7 @@ fn load<D: Device>(config: &Config, device: D, store: &Arc<Store>, index: &Arc<I
     };
     let (name, weights) = (device.name(), loaded.weights);
     let (device, model) = (Arc::new(device), Arc::from(loaded.model));
-    let engine = Engine::start(device, model, engine, Box::new(publish), announcing(index))
+    let engine = Engine::start(device, model, workers, engine, Box::new(publish), announcing(index))
         .context("start the engine")?;
     Ok(Loaded { engine, identity, weights, device: name })
 }

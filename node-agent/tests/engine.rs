@@ -14,3 +14,5 @@ mod memory;
 mod oracle;
 #[path = "engine/streams.rs"]
 mod streams;
+#[path = "engine/workers.rs"]
+mod workers;

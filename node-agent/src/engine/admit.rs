@@ -16,6 +16,7 @@ use hypic_kernels::plan::PlacedBody;
 use super::edge::{Age, BuildEvent, Command, Events};
 use super::pool::Lease;
 use super::run::Core;
+use super::scatter::Listener;
 use super::sequence::{Lead, Prompt, Sequence};
 use super::{EngineError, Segment};
 
@@ -33,7 +34,7 @@ impl<D: Device> Core<D> {
             Command::FeedClosed { age } => self.lost(age, None, ColdReason::Unknown),
             Command::Build { age, segment, events } => {
                 let key = segment.key;
-                if let Err(error) = self.want_build(age, &segment, Some(events.clone())) {
+                if let Err(error) = self.want_build(age, &segment, Some(Listener::Reader(events.clone()))) {
                     // One that is gone needs no answer.
                     let _ = events.send(BuildEvent::Failed { key, error });
                 }

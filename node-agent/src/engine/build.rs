@@ -9,16 +9,19 @@ use std::time::{Duration, Instant};
 
 use hypic_compose::Build as Program;
 use hypic_domain::key::{Scope, SegmentKey};
+use hypic_domain::model::LayerSpec;
+use hypic_domain::tuple::PartKind;
 use hypic_domain::unit::Millis;
 use hypic_kernels::op::{Device, Export, HostLayer, OpError};
 use hypic_kernels::plan::{BodyLayers, Context, Record, Run};
-use hypic_store::StoreError;
-use hypic_store::codec::{TupleHead, TupleWriter};
+use hypic_store::codec::{Part, TupleHead, TupleWriter};
+use hypic_store::{StoreError, StoredTuple};
 
-use super::edge::{Age, BuildEvent, BuildEvents};
+use super::edge::{Age, BuildEvent};
 use super::memory::{Hold, empty_context};
 use super::pool::Lease;
 use super::run::{Core, tuple_head};
+use super::scatter::{Delivery, Job, Listener, Site};
 use super::step::Step;
 use super::tuple::{decode_layer, layer_values};
 use super::{BuiltTuple, EngineError, Segment};
@@ -33,11 +36,11 @@ pub(super) struct Build<D: Device> {
     program: Program,
     head: TupleHead,
     /// Where its layers go for sequences of this engine.
-    body: Arc<BodyLayers<D>>,
-    listeners: Vec<BuildEvents>,
+    pub(super) body: Arc<BodyLayers<D>>,
+    listeners: Vec<Listener<D>>,
     /// `None` once the tuple is whole.
     writer: Option<TupleWriter>,
-    /// What was given out, for those who ask late.
+    /// Layers that were given out, for those who ask late.
     told: Vec<BuildEvent>,
     running: Option<Running<D>>,
     /// Layers that are finished and not yet on the host.
@@ -46,6 +49,12 @@ pub(super) struct Build<D: Device> {
     landed: usize,
     /// How long its rows took, once all are computed.
     took: Option<Duration>,
+    /// Where it is done.
+    pub(super) site: Site,
+    /// When a worker had it.
+    pub(super) since: Instant,
+    /// Dropped with it, so that a worker knows.
+    _wanted: Arc<()>,
 }
 
 struct Running<D: Device> {
@@ -84,10 +93,7 @@ impl<D: Device> Build<D> {
     }
 
     fn tell(&mut self, event: BuildEvent) {
-        for listener in &self.listeners {
-            // One that is gone is noticed at the next turn.
-            let _ = listener.send(event.clone());
-        }
+        self.listeners.iter().for_each(|listener| listener.tell(&event));
         self.told.push(event);
     }
 
@@ -144,16 +150,13 @@ impl<D: Device> Core<D> {
         &mut self,
         age: Age,
         segment: &Segment,
-        listener: Option<BuildEvents>,
+        listener: Option<Listener<D>>,
     ) -> Result<(), EngineError> {
         let Segment { key, scope, ref ids, publish } = *segment;
         if let Some(build) = self.builds.iter_mut().find(|build| build.key == key) {
             build.age = build.age.min(age);
             if let Some(listener) = listener {
-                for event in &build.told {
-                    // One that is gone is noticed at the next turn.
-                    let _ = listener.send(event.clone());
-                }
+                build.told.iter().for_each(|event| listener.tell(event));
                 build.listeners.push(listener);
             }
         } else {
@@ -164,7 +167,11 @@ impl<D: Device> Core<D> {
             let head = tuple_head(&self.config, &self.layers, key, ids);
             let writer = Some(TupleWriter::new(head.clone()).map_err(write_failed)?);
             let body = self.body(key);
-            let listeners = listener.into_iter().collect();
+            let listeners: Vec<_> = listener.into_iter().collect();
+            let wanted = Arc::new(());
+            let is_read = listeners.iter().any(Listener::is_reading);
+            let job = Job { age, segment: segment.clone(), is_read, wanted: Arc::downgrade(&wanted) };
+            let site = self.offer(job);
             self.builds.push(Build {
                 age,
                 key,
@@ -180,6 +187,9 @@ impl<D: Device> Core<D> {
                 unlanded: VecDeque::new(),
                 landed: 0,
                 took: None,
+                site,
+                since: Instant::now(),
+                _wanted: wanted,
             });
         }
         self.builds.sort_by_key(|build| build.age);
@@ -190,9 +200,10 @@ impl<D: Device> Core<D> {
     /// it go on.
     pub(super) fn begin_builds(&mut self) {
         self.bound_unlanded();
+        self.take_share();
         for place in 0..self.builds.len() {
             let build = &self.builds[place];
-            if build.is_running() || build.is_computed() {
+            if build.is_running() || build.is_computed() || build.site != Site::Here {
                 continue;
             }
             let (age, rows) = (build.age, build.program.program.rows());
@@ -233,6 +244,7 @@ impl<D: Device> Core<D> {
         layer: usize,
         context: &Context<D>,
     ) -> Result<(), EngineError> {
+        let combines = self.combines();
         let Some(place) = self.builds.iter().position(|build| build.key == *key) else { return Ok(()) };
         let build = &mut self.builds[place];
         let Some(running) = &build.running else { return Ok(()) };
@@ -254,12 +266,18 @@ impl<D: Device> Core<D> {
         drop(recording);
         let built = Arc::new(finished.map_err(EngineError::run_step)?);
         let keeps = self.device.keeps(&self.config.format);
-        if keeps {
+        if keeps && combines {
             let placed = self.device.adopt(layer, self.model.spec(), &mut self.memory.pages, &built);
             build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
         }
+        if keeps {
+            for listener in &build.listeners {
+                listener.deliver(Delivery::Layer { key: *key, layer, built: Arc::clone(&built) });
+            }
+        }
         build.unlanded.push_back(built);
-        if keeps && build.listeners.is_empty() { Ok(()) } else { self.land_layer(place) }
+        let is_read = build.listeners.iter().any(Listener::is_reading);
+        if keeps && !is_read { Ok(()) } else { self.land_layer(place) }
     }
 
     /// Brings the next layer of a build to the host, in the format that is stored, and gives it out.
@@ -271,19 +289,68 @@ impl<D: Device> Core<D> {
         let layer = build.landed;
         let landed = self.device.land(layer, self.model.spec(), &built).map_err(EngineError::run_step)?;
         if let HostLayer::Linear { live, .. } = &landed {
-            self.counters.heads += live.len() as u64;
-            self.counters.heads_live += live.iter().filter(|live| **live).count() as u64;
+            self.counters.count_heads(live);
         }
         let parts = writer.push_layer(layer_values(&landed)).map_err(write_failed)?.to_vec();
         build.landed += 1;
-        if build.body.layer(layer).is_none() {
-            // What is used here went through the stored format too: a hit gives the same bits.
-            let stored = decode_layer(&build.head, layer, &parts).map_err(write_failed)?;
-            let placed = self.device.import(layer, self.model.spec(), &mut self.memory.pages, stored);
-            build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
-        }
         let key = build.key;
-        build.tell(BuildEvent::Layer { key, layer, parts });
+        self.use_layer(place, layer, &parts)?;
+        let build = &mut self.builds[place];
+        // A worker that had it before may have told it already: the same layer.
+        if build.told.len() == layer {
+            build.tell(BuildEvent::Layer { key, layer, parts });
+        }
+        Ok(())
+    }
+
+    /// Puts a layer in place for prompts here, if it is not there. What is used went through the stored format: a hit
+    /// gives the same bits.
+    fn use_layer(&mut self, place: usize, layer: usize, parts: &[Part]) -> Result<(), EngineError> {
+        let build = &self.builds[place];
+        if !self.combines() || build.body.layer(layer).is_some() {
+            return Ok(());
+        }
+        let stored = decode_layer(&build.head, layer, parts).map_err(write_failed)?;
+        let placed = self.device.import(layer, self.model.spec(), &mut self.memory.pages, stored);
+        build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
+        Ok(())
+    }
+
+    /// A worker has encoded a layer.
+    pub(super) fn layer_of_worker(
+        &mut self,
+        key: SegmentKey,
+        layer: usize,
+        parts: Vec<Part>,
+    ) -> Result<(), EngineError> {
+        let Some(place) = self.builds.iter().position(|build| build.key == key) else { return Ok(()) };
+        self.use_layer(place, layer, &parts)?;
+        if let Some(LayerSpec::Linear(_)) = self.layers.get(layer) {
+            let transition = parts.iter().find(|part| part.spec().kind == PartKind::Transition);
+            let live = self.builds[place].head.live_heads(layer as u16, transition).map_err(write_failed)?;
+            self.counters.count_heads(&live);
+        }
+        self.builds[place].tell(BuildEvent::Layer { key, layer, parts });
+        Ok(())
+    }
+
+    /// A worker has built a whole tuple.
+    pub(super) fn built_by_worker(
+        &mut self,
+        key: &SegmentKey,
+        tuple: StoredTuple,
+    ) -> Result<(), EngineError> {
+        let layers = self.layers.len();
+        let Some(place) = self.builds.iter().position(|build| build.key == *key) else { return Ok(()) };
+        if self.builds[place].told.len() != layers || self.builds[place].body.ready() != layers {
+            return Err(EngineError::ReadOrder {
+                reason: "a layer of a worker's tuple is missing".to_owned(),
+            });
+        }
+        let mut build = self.builds.remove(place);
+        build.took = Some(build.since.elapsed());
+        self.counters.built_by_workers += 1;
+        self.publish_tuple(&mut build, tuple);
         Ok(())
     }
 
@@ -325,15 +392,7 @@ impl<D: Device> Core<D> {
         self.builds = rest;
         for mut build in done {
             match build.writer.take().map(TupleWriter::finish) {
-                Some(Ok(tuple)) => {
-                    if build.publish {
-                        self.counters.built += 1;
-                        let took = Millis(build.took.unwrap_or_default().as_secs_f64() * 1e3);
-                        // Kept before anybody is told: who is told may ask for it.
-                        (self.publish)(BuiltTuple { tuple: tuple.clone(), scope: build.scope, took });
-                    }
-                    build.tell(BuildEvent::Built { tuple });
-                }
+                Some(Ok(tuple)) => self.publish_tuple(&mut build, tuple),
                 Some(Err(source)) => {
                     let (key, error) = (build.key, write_failed(source));
                     build.tell(BuildEvent::Failed { key, error: error.clone() });
@@ -344,10 +403,22 @@ impl<D: Device> Core<D> {
         }
     }
 
+    fn publish_tuple(&mut self, build: &mut Build<D>, tuple: StoredTuple) {
+        self.forget_taken(&build.key);
+        if build.publish {
+            self.counters.built += 1;
+            let took = Millis(build.took.unwrap_or_default().as_secs_f64() * 1e3);
+            // Kept before anybody is told: who is told may ask for it.
+            (self.publish)(BuiltTuple { tuple: tuple.clone(), scope: build.scope, took });
+        }
+        build.tell(BuildEvent::Built { tuple });
+    }
+
     /// Ends a build, and every request that waits for it, with an error.
     pub(super) fn fail_build(&mut self, key: &SegmentKey, error: &EngineError) {
         if let Some(place) = self.builds.iter().position(|build| build.key == *key) {
             let mut build = self.builds.remove(place);
+            self.forget_taken(key);
             build.tell(BuildEvent::Failed { key: *key, error: error.clone() });
             self.fail_users(key, error);
         }

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::{Context, Poll};
 
 use futures::Stream;
@@ -69,6 +69,12 @@ pub(super) struct Doorbell {
 }
 
 impl Doorbell {
+    /// And what hears it.
+    pub(super) fn new() -> (Self, Receiver<Command>) {
+        let (commands, inbox) = channel();
+        (Self { commands, hungry: Arc::new(AtomicBool::new(false)) }, inbox)
+    }
+
     /// Whether the engine is there to hear it.
     pub(super) fn ring(&self, command: Command) -> bool {
         self.commands.send(command).is_ok()

@@ -54,6 +54,10 @@ pub struct Counters {
     pub drawn: u64,
     /// Tuples built.
     pub built: u64,
+    /// Those of them that a further device of this agent built.
+    pub built_by_workers: u64,
+    /// Builds that a further device began and did not end: they were done here.
+    pub builds_taken_back: u64,
     /// Linear heads of built tuples.
     pub heads: u64,
     /// Those of them that store a `T`.
@@ -66,6 +70,14 @@ pub struct Counters {
     pub snapshots_saved: u64,
     /// Sequences that began at a snapshot.
     pub snapshots_used: u64,
+}
+
+impl Counters {
+    /// Counts the heads of a layer by which of them store a `T`.
+    pub(super) fn count_heads(&mut self, live: &[bool]) {
+        self.heads += live.len() as u64;
+        self.heads_live += live.iter().filter(|live| **live).count() as u64;
+    }
 }
 
 impl Load {

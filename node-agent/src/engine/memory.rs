@@ -25,7 +25,7 @@ pub(super) fn pages_under_cap(
     let page = page_bytes(spec, config).max(1);
     let pages = config.memory.0.saturating_sub(fixed) / page;
     // A model without full layers needs no bytes for pages; their count still bounds what runs at once.
-    let bound = spec.context.0 as u64 * config.slots as u64 / config.page_tokens as u64 + 2;
+    let bound = spec.context.0 as u64 * (config.slots + config.builds) as u64 / config.page_tokens as u64 + 2;
     match pages.min(bound) {
         0 | 1 => Err(EngineError::FitMemory { needed: Bytes(fixed + 2 * page), cap: config.memory }),
         pages => Ok(pages as usize),

@@ -21,6 +21,7 @@ use super::edge::{Age, Command};
 use super::load::{Counters, Load};
 use super::memory::{Memory, pages_under_cap};
 use super::pool::Pool;
+use super::scatter::{Crew, Farewell};
 use super::sequence::Sequence;
 use super::{EngineConfig, EngineError, Publish};
 
@@ -37,18 +38,37 @@ pub(super) struct Parts<D: Device> {
     pub(super) snapshots: Observer,
     pub(super) load: Arc<Mutex<Load>>,
     pub(super) hungry: Arc<AtomicBool>,
+    pub(super) crew: Crew<D>,
 }
 
 /// The device's pools.
-pub(super) struct Allocated<D: Device> {
+struct Allocated<D: Device> {
     states: D::States,
     pages: D::Pages,
     count: usize,
 }
 
 impl<D: Device> Parts<D> {
+    /// Allocates all memory and starts a thread of that name.
+    pub(super) fn start(self, name: &str, inbox: Receiver<Command>) -> Result<(), EngineError> {
+        let allocated = self.allocate()?;
+        let farewell = match &self.crew {
+            Crew::Working { doorbell, .. } => Some(Farewell(doorbell.clone())),
+            Crew::Alone | Crew::Combining { .. } => None,
+        };
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                // Dropped last: whoever hears it finds the worker gone.
+                let _farewell = farewell;
+                run(self, allocated, &inbox);
+            })
+            .map_err(|source| EngineError::StartThread { source: Arc::new(source) })?;
+        Ok(())
+    }
+
     /// All memory that the engine will ever hold, at once.
-    pub(super) fn allocate(&self) -> Result<Allocated<D>, EngineError> {
+    fn allocate(&self) -> Result<Allocated<D>, EngineError> {
         let (spec, config) = (self.model.spec(), &self.config);
         let fixed = self.device.body_bytes(spec) + self.device.recording_bytes(spec) * config.builds as u64;
         let count = pages_under_cap(spec, config, fixed)?;
@@ -105,11 +125,12 @@ pub(super) struct Core<D: Device> {
     /// Oldest first.
     pub(super) builds: Vec<Build<D>>,
     pub(super) counters: Counters,
+    pub(super) crew: Crew<D>,
 }
 
 /// Runs until every handle is gone.
-pub(super) fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &Receiver<Command>) {
-    let Parts { device, model, config, layers, publish, snapshots, load, hungry } = parts;
+fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &Receiver<Command>) {
+    let Parts { device, model, config, layers, publish, snapshots, load, hungry, crew } = parts;
     let memory = Memory {
         states: allocated.states,
         pages: allocated.pages,
@@ -131,10 +152,11 @@ pub(super) fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &R
         running: BTreeMap::new(),
         builds: Vec::new(),
         counters: Counters::default(),
+        crew,
     };
     loop {
         core.show(&load);
-        if !core.listen(inbox) {
+        if !core.listen(inbox) || core.is_dismissed() {
             return;
         }
         if !core.work() {
@@ -167,7 +189,8 @@ impl<D: Device> Core<D> {
     /// Waits for somebody to say something, or for the next deadline. False when every handle is gone.
     fn sleep(&mut self, inbox: &Receiver<Command>) -> bool {
         let sequences = self.running.values().chain(self.waiting.iter());
-        let heard = match sequences.filter_map(|sequence| sequence.prompt.deadline).min() {
+        let deadlines = sequences.filter_map(|sequence| sequence.prompt.deadline).chain(self.next_silence());
+        let heard = match deadlines.min() {
             Some(deadline) => inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())),
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
@@ -181,6 +204,7 @@ impl<D: Device> Core<D> {
 
     /// One turn. False when there was nothing to compute.
     fn work(&mut self) -> bool {
+        self.receive();
         self.sweep();
         self.begin_sequences();
         self.begin_builds();

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use flate2::read::GzDecoder;
 use hypic_compose::Ablation;
@@ -25,7 +25,7 @@ use hypic_domain::unit::{Bytes, Tokens};
 use hypic_kernels::cpu::CpuDevice;
 use hypic_models::model::Model;
 use hypic_models::random::{RandomSpec, write};
-use hypic_node_agent::engine::{BuiltTuple, Engine, EngineConfig, EngineError, Segment, TokenStream};
+use hypic_node_agent::engine::{BuiltTuple, Engine, EngineConfig, EngineError, Segment, TokenStream, Worker};
 use hypic_segment::{Clock, Segmenter};
 use hypic_store::{StoreEvent, StoredTuple};
 
@@ -66,8 +66,24 @@ impl Fixture {
         }
     }
 
+    /// A further device with the model, or with one that takes its place.
+    pub(crate) fn worker(&self, model: Option<Arc<dyn Model<CpuDevice>>>) -> Worker<CpuDevice> {
+        let device = Arc::new(CpuDevice::poisoned(1).unwrap());
+        let model = model.unwrap_or_else(|| Arc::clone(&self.model));
+        Worker { device, model, patience: Duration::from_secs(60) }
+    }
+
     /// An engine with some settings changed, and the tuples that it builds.
     pub(crate) fn engine(&self, change: impl FnOnce(&mut EngineConfig)) -> Agent {
+        self.engine_with(Vec::new(), change)
+    }
+
+    /// The same with further devices.
+    pub(crate) fn engine_with(
+        &self,
+        workers: Vec<Worker<CpuDevice>>,
+        change: impl FnOnce(&mut EngineConfig),
+    ) -> Agent {
         let mut config = self.config();
         change(&mut config);
         let tuples = Tuples::default();
@@ -80,7 +96,7 @@ impl Fixture {
             count.fetch_add(change, Ordering::Relaxed);
         });
         let engine =
-            Engine::start(Arc::clone(&self.device), Arc::clone(&self.model), config, publish, observe)
+            Engine::start(self.device.clone(), self.model.clone(), workers, config, publish, observe)
                 .unwrap();
         Agent { engine, tuples, kept }
     }
@@ -256,7 +272,7 @@ impl Agent {
     pub(crate) fn ask(&self, order: Order) -> Result<Answer, EngineError> {
         let answer = finish(self.begin(order, &self.tuples));
         while self.engine.load().builds > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         answer
     }
@@ -271,7 +287,7 @@ impl Agent {
                 assert_eq!(load.build_slots_free, self.engine.config().builds);
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
         panic!("still busy: {:?}", self.engine.load());
     }

@@ -71,6 +71,7 @@ fn what_can_never_fit_is_refused_and_what_fits_alone_ends_at_the_edge() {
     let refused = Engine::start(
         fixture.device.clone(),
         fixture.model.clone(),
+        Vec::new(),
         config,
         Box::new(|_| {}),
         Box::new(|_| {}),
