@@ -86,9 +86,9 @@ pub struct Memory {
     /// Requests that wait for a slot; more are refused.
     #[arg(long, env = "HYPIC_QUEUE", default_value_t = 256)]
     pub queue: usize,
-    /// Rows of prompts and builds in one step; builds of a large model on a GPU are fastest with 8192.
-    #[arg(long, env = "HYPIC_STEP_ROWS", default_value_t = 512)]
-    pub step_rows: usize,
+    /// Rows of prompts and builds in one step: 512 on the CPU and 8192 on a GPU without it.
+    #[arg(long, env = "HYPIC_STEP_ROWS")]
+    pub step_rows: Option<usize>,
     /// Cap of the Device tier (on a CPU machine an arena in main memory).
     #[arg(long, env = "HYPIC_DEVICE_BYTES", default_value_t = 1 << 30)]
     pub device_bytes: u64,
@@ -101,6 +101,16 @@ pub struct Memory {
     /// Folder of the Disk tier.
     #[arg(long, env = "HYPIC_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
+}
+
+impl Memory {
+    /// Rows of one step: as many as a device of the kind computes at its speed.
+    pub(crate) fn rows(&self) -> usize {
+        self.step_rows.unwrap_or(match self.device {
+            DeviceName::Cpu => 512,
+            DeviceName::Cuda(_) => 8192,
+        })
+    }
 }
 
 /// Flags and files, checked.
@@ -139,7 +149,7 @@ impl Args {
         if model.segment_min.0 == 0 || model.segment_max < model.segment_min {
             bail!("{}: segment_min must be at least 1 and at most segment_max", self.model.display());
         }
-        if self.memory.slots == 0 || self.memory.step_rows == 0 {
+        if self.memory.slots == 0 || self.memory.step_rows == Some(0) {
             bail!("slots and step rows must be at least 1");
         }
         check_devices(self.memory.device, &self.memory.scatter_device)?;

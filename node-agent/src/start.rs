@@ -231,7 +231,7 @@ fn load<D: Device>(
         identity,
         seam: config.model.seam.0,
         format: config.model.format,
-        rows: config.memory.step_rows,
+        rows: config.memory.rows(),
         slots: config.memory.slots,
         builds: config.memory.slots,
         queue: config.memory.queue,

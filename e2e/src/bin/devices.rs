@@ -1,5 +1,6 @@
 //! `hypic-devices`: the same questions to a fleet on the CPU and to one on a GPU, then many requests to the latter, with
-//! what its memory does meanwhile. The agent must be built with the feature `cuda`.
+//! what its memory does meanwhile; and to an agent with a further device that builds. The agent must be built with the
+//! feature `cuda`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,6 +32,9 @@ struct Args {
     /// Device of the second fleet.
     #[arg(long, default_value = "cuda")]
     device: String,
+    /// Further device of a third fleet, of one agent.
+    #[arg(long)]
+    scatter_device: Option<String>,
     /// Questions of the comparison.
     #[arg(long, default_value_t = 40)]
     questions: usize,
@@ -52,14 +56,18 @@ fn main() -> Result<()> {
     let all = questions::read(&args.files.eval)?;
     let asked = questions::evenly(&all, args.questions);
     let mut rows = Vec::new();
-    for device in ["cpu", args.device.as_str()] {
-        let mut fleet = start(&args, device)?;
+    let further = args.scatter_device.as_deref();
+    let fleets = [("cpu", None), (args.device.as_str(), None)];
+    for (device, further) in fleets.into_iter().chain(further.map(|name| (args.device.as_str(), Some(name))))
+    {
+        let mut fleet = start(&args, device, further)?;
         for mode in [Mode::Recompute, Mode::Pic] {
             let client = fleet.client(&key_of(mode));
             let (report, answers) = run_mode(&client, &asked, false, &mut |_, _| {})?;
-            rows.push(Row { device: device.to_owned(), mode, report, answers });
+            let device = further.map_or(device.to_owned(), |further| format!("{device}+{further}"));
+            rows.push(Row { device, mode, report, answers });
         }
-        if device != "cpu" {
+        if device != "cpu" && further.is_none() {
             watch_memory(&mut fleet, &all, args.requests)?;
         }
     }
@@ -67,18 +75,20 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// One combine agent and one scatter worker, with tiers so small that they are full soon.
-fn start(args: &Args, device: &str) -> Result<Fleet> {
+/// One combine agent, and a scatter worker or a further device, with tiers so small that they are full soon.
+fn start(args: &Args, device: &str, further: Option<&str>) -> Result<Fleet> {
     let files = &args.files;
-    let dir = files.dir.join(device.replace(':', "-"));
+    let dir = files.dir.join(format!("{device}-{}", further.unwrap_or("alone")).replace(':', "-"));
     let mut options = FleetOptions::demo(&dir, &files.binaries, tiny(&files.model()?));
-    (options.combine, options.scatter) = (1, 1);
+    (options.combine, options.scatter) = (1, usize::from(further.is_none()));
     let flags = ["--device", device, "--device-bytes=67108864", "--host-bytes=67108864", "--disk-bytes=0"];
     options.agent_flags = flags.map(str::to_owned).to_vec();
+    options.agent_flags.extend(further.map(|further| format!("--scatter-device={further}")));
     let begun = Instant::now();
     let mut fleet = Fleet::start(options)?;
     fleet.wait_ready(Duration::from_secs(120))?;
-    println!("{device}: ready after {:.1} s", begun.elapsed().as_secs_f64());
+    let with = further.map_or(String::new(), |further| format!(" with {further}"));
+    println!("{device}{with}: ready after {:.1} s", begun.elapsed().as_secs_f64());
     Ok(fleet)
 }
 

@@ -283,10 +283,12 @@ impl<D: Device> Core<D> {
     /// Brings the next layer of a build to the host, in the format that is stored, and gives it out.
     fn land_layer(&mut self, place: usize) -> Result<(), EngineError> {
         let build = &mut self.builds[place];
-        let (Some(built), Some(writer)) = (build.unlanded.pop_front(), &mut build.writer) else {
-            return Ok(());
-        };
         let layer = build.landed;
+        let (Some(built), Some(writer)) = (build.unlanded.pop_front(), &mut build.writer) else {
+            return Err(EngineError::ReadOrder {
+                reason: format!("layer {layer} of a build was not finished"),
+            });
+        };
         let landed = self.device.land(layer, self.model.spec(), &built).map_err(EngineError::run_step)?;
         if let HostLayer::Linear { live, .. } = &landed {
             self.counters.count_heads(live);
