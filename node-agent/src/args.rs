@@ -152,7 +152,7 @@ impl Args {
         if self.memory.slots == 0 || self.memory.step_rows == Some(0) {
             bail!("slots and step rows must be at least 1");
         }
-        check_devices(self.memory.device, &self.memory.scatter_device)?;
+        check_devices(&self.memory.device, &self.memory.scatter_device)?;
         Ok(Config {
             id: self.id,
             topology,
@@ -169,10 +169,16 @@ impl Args {
 }
 
 /// Scatter devices take over what they build from each other: all are of one kind, and no GPU is named twice.
-fn check_devices(device: DeviceName, further: &[DeviceName]) -> Result<()> {
+fn check_devices(device: &DeviceName, further: &[DeviceName]) -> Result<()> {
+    if let DeviceName::Cuda(numbers) = device
+        && numbers.len() > 1
+        && !further.is_empty()
+    {
+        bail!("{device} shares the model out among its GPUs: scatter devices beside it are not built");
+    }
     for (place, name) in further.iter().enumerate() {
-        let is_twice = *name == device || further[..place].contains(name);
-        if std::mem::discriminant(name) != std::mem::discriminant(&device) {
+        let is_twice = name == device || further[..place].contains(name);
+        if std::mem::discriminant(name) != std::mem::discriminant(device) {
             bail!("scatter device {name} is not of the kind of {device}");
         }
         if is_twice && *name != DeviceName::Cpu {
@@ -204,13 +210,20 @@ mod tests {
 
     #[test]
     fn scatter_devices_are_of_one_kind_and_different() {
-        use DeviceName::{Cpu, Cuda};
-        assert!(check_devices(Cuda(0), &[Cuda(1), Cuda(2)]).is_ok());
-        assert!(check_devices(Cpu, &[Cpu]).is_ok());
-        for (device, further) in
-            [(Cuda(0), [Cuda(1), Cuda(1)]), (Cuda(1), [Cuda(0), Cuda(1)]), (Cuda(0), [Cpu; 2])]
-        {
-            assert!(check_devices(device, &further).is_err());
+        let check = |device: &str, further: &[&str]| {
+            let further: Vec<DeviceName> = further.iter().map(|name| name.parse().unwrap()).collect();
+            check_devices(&device.parse().unwrap(), &further)
+        };
+        assert!(check("cuda:0", &["cuda:1", "cuda:2"]).is_ok());
+        assert!(check("cpu", &["cpu"]).is_ok());
+        assert!(check("cuda:0,1", &[]).is_ok());
+        for (device, further) in [
+            ("cuda:0", ["cuda:1", "cuda:1"]),
+            ("cuda:1", ["cuda:0", "cuda:1"]),
+            ("cuda:0", ["cpu", "cpu"]),
+            ("cuda:0,1", ["cuda:2", "cuda:3"]),
+        ] {
+            assert!(check(device, &further).is_err(), "{device} with {further:?}");
         }
     }
 

@@ -82,13 +82,8 @@ pub(crate) async fn start(before: Before) -> Result<Started> {
                     load(&config, (*device, workers), &store, &index)?
                 }
                 #[cfg(feature = "cuda")]
-                Opened::Ranks(device) => {
-                    anyhow::ensure!(
-                        workers.len() == 0,
-                        "several GPUs in --device and --scatter-device do not go together"
-                    );
-                    load(&config, (*device, Vec::new()), &store, &index)?
-                }
+                // The flags were checked: beside ranks there are no workers.
+                Opened::Ranks(device) => load(&config, (*device, Vec::new()), &store, &index)?,
             };
             Ok::<_, anyhow::Error>((store, loaded))
         })

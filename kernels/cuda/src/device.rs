@@ -147,11 +147,11 @@ impl Device {
     pub fn enable_peer(&self, other: &Self) -> Result<()> {
         match (&*self.backend, &*other.backend) {
             #[cfg(feature = "cuda")]
-            (Backend::Cuda(here), Backend::Cuda(there)) => here.enable_peer(there),
+            (Backend::Cuda(here), Backend::Cuda(there)) => there.open_to(here),
             #[cfg(feature = "fibers")]
             (Backend::Fibers(_), Backend::Fibers(_)) => Ok(()),
             #[cfg(all(feature = "cuda", feature = "fibers"))]
-            _ => Err(Error::ReachPeer),
+            _ => Err(Error::NoDevice),
         }
     }
 

@@ -46,9 +46,6 @@ pub enum Error {
         /// Its file name.
         library: &'static str,
     },
-    /// One device cannot read the memory of the other.
-    #[error("the device cannot read the other's memory")]
-    ReachPeer,
     /// A buffer or a parameter does not fit the others.
     #[error("{what} must be {expected}, not {found}")]
     CheckShape {

@@ -168,7 +168,7 @@ impl<T: Element> Buffer<T> {
                 copy.copy_bytes(copy.address(), source.address(), size)?
             }
             #[cfg(all(feature = "cuda", feature = "fibers"))]
-            _ => return Err(Error::ReachPeer),
+            _ => return Err(Error::NoDevice),
         }
         Ok(copy)
     }

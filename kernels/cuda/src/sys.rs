@@ -13,8 +13,7 @@ mod cuda {
     use std::sync::{Arc, Mutex, PoisonError};
 
     use cudarc::driver::sys::{
-        CUdevice_attribute, CUfunction_attribute_enum, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation,
-        CUmemLocationType, CUmemPool_attribute, cuDeviceCanAccessPeer, cuMemPoolSetAccess, is_culib_present,
+        CUdevice_attribute, CUfunction_attribute_enum, CUmemPool_attribute, is_culib_present,
     };
     use cudarc::driver::{
         CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DriverError, result,
@@ -217,18 +216,6 @@ mod cuda {
                 .map_err(failed("copy from another device"))
         }
 
-        /// Lets this device read what lies in the memory pool of another.
-        pub(crate) fn enable_peer(&self, other: &Self) -> Result<()> {
-            let (here, there) = (self.stream.context().ordinal(), other.stream.context().ordinal());
-            if here == there {
-                return Ok(());
-            }
-            if !may_read(here, there).map_err(failed("look for a way between devices"))? {
-                return Err(Error::ReachPeer);
-            }
-            open_pool(here, there).map_err(failed("open a memory pool to another device"))
-        }
-
         /// Makes this the context of the calling thread, as calls of the driver need it.
         pub(crate) fn enter(&self) -> Result<()> {
             self.stream.context().bind_to_thread().map_err(failed("enter the context"))
@@ -284,31 +271,6 @@ mod cuda {
             let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
             result::mem_pool::set_attribute(pool, threshold, std::ptr::from_mut(&mut all).cast())
         }
-    }
-
-    /// Whether the hardware lets device `here` read the memory of `there`.
-    fn may_read(here: usize, there: usize) -> std::result::Result<bool, DriverError> {
-        let (here, there) = (result::device::get(here as i32)?, result::device::get(there as i32)?);
-        let mut may = 0;
-        // SAFETY: both devices exist, and the driver writes one number.
-        unsafe { cuDeviceCanAccessPeer(&raw mut may, here, there) }.result()?;
-        Ok(may != 0)
-    }
-
-    /// Makes all memory of the pool of `there`, what comes later too, readable on `here`.
-    fn open_pool(here: usize, there: usize) -> std::result::Result<(), DriverError> {
-        let owner = result::device::get(there as i32)?;
-        let access = CUmemAccessDesc {
-            location: CUmemLocation {
-                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-                id: here as i32,
-            },
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the device exists; its default pool lives as long as the process.
-        let pool = unsafe { result::device::get_default_mem_pool(owner)? };
-        // SAFETY: the driver reads one description.
-        unsafe { cuMemPoolSetAccess(pool, &raw const access, 1) }.result()
     }
 
     pub(crate) fn failed(action: &'static str) -> impl Fn(DriverError) -> Error {

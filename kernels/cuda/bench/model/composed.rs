@@ -128,7 +128,7 @@ impl Reader<'_> {
     fn segment(&mut self, ids: &[u32]) -> Result<Body> {
         let spec = self.bench.loaded.spec.clone();
         let recording = Arc::new(Mutex::new(self.bench.device.recording(&spec)?));
-        let record = Record { recording: Arc::clone(&recording), body: SEAM..ids.len() };
+        let record = Record { recording: Arc::clone(&recording), body: SEAM..ids.len(), whole: Some(0.0) };
         self.step(ids, Some(record), &[])?;
         let body = BodyLayers::empty(spec.layers.len());
         let recording = recording.lock().map_err(|_| anyhow::anyhow!("a step died"))?;
