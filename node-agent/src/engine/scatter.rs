@@ -5,18 +5,22 @@
 //! device where these can ([`Device::adopt`]), and encoded for the tiers. A worker that fails, falls silent or ends costs
 //! time and no request: its builds are done here.
 
-use std::collections::HashMap;
+mod yard;
+
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hypic_domain::key::SegmentKey;
 use hypic_kernels::op::Device;
 use hypic_models::model::Model;
 
-use super::edge::{Age, BuildEvent, BuildEvents, Command, Doorbell};
+use super::edge::{BuildEvent, BuildEvents, Command, Doorbell};
 use super::run::Core;
 use super::{EngineError, Segment};
+
+use yard::COMBINES;
+pub(super) use yard::{Job, Yard};
 
 /// A further device that builds.
 pub struct Worker<D: Device> {
@@ -26,131 +30,6 @@ pub struct Worker<D: Device> {
     pub model: Arc<dyn Model<D>>,
     /// A worker that has builds and says nothing for so long loses them.
     pub patience: Duration,
-}
-
-/// The place of the device that combines.
-pub(super) const COMBINES: usize = 0;
-
-/// Builds that nobody has begun, for whichever device is free.
-pub(super) struct Yard {
-    state: Mutex<Waiting>,
-}
-
-struct Waiting {
-    jobs: Vec<Job>,
-    /// Who has which of those that were taken.
-    taken: HashMap<SegmentKey, usize>,
-    devices: Vec<Seat>,
-    is_closed: bool,
-}
-
-struct Seat {
-    doorbell: Doorbell,
-    is_busy: bool,
-}
-
-/// A build that nobody has begun.
-pub(super) struct Job {
-    pub(super) age: Age,
-    pub(super) segment: Segment,
-    /// Somebody elsewhere reads its layers as they come.
-    pub(super) is_read: bool,
-    /// Gone when nobody wants it any more.
-    pub(super) wanted: Weak<()>,
-}
-
-impl Yard {
-    /// For devices with these doorbells, the one that combines first.
-    pub(super) fn new(doorbells: impl IntoIterator<Item = Doorbell>) -> Self {
-        let devices = doorbells.into_iter().map(|doorbell| Seat { doorbell, is_busy: false }).collect();
-        let taken = HashMap::new();
-        Self { state: Mutex::new(Waiting { jobs: Vec::new(), taken, devices, is_closed: false }) }
-    }
-
-    // A panic under the lock leaves whole jobs.
-    fn state(&self) -> MutexGuard<'_, Waiting> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Puts a build up.
-    fn offer(&self, job: Job) {
-        let mut state = self.state();
-        state.taken.remove(&job.segment.key);
-        state.jobs.push(job);
-        state.jobs.sort_by_key(|job| job.age);
-    }
-
-    /// Wakes the workers that are free, if there is anything for them.
-    fn wake(&self) {
-        let state = self.state();
-        if state.jobs.is_empty() {
-            return;
-        }
-        for seat in state.devices.iter().skip(COMBINES + 1).filter(|seat| !seat.is_busy) {
-            seat.doorbell.ring(Command::Wake);
-        }
-    }
-
-    /// Who has a build that was taken.
-    fn holder(&self, key: &SegmentKey) -> Option<usize> {
-        self.state().taken.get(key).copied()
-    }
-
-    /// A build is done, or done elsewhere.
-    fn forget(&self, key: &SegmentKey) {
-        self.state().taken.remove(key);
-    }
-
-    /// Forgets who has builds that nobody wants any more.
-    fn forget_unless(&self, is_wanted: impl Fn(&SegmentKey) -> bool) {
-        self.state().taken.retain(|key, _| is_wanted(key));
-    }
-
-    /// The oldest builds for a device without work: at most `rows` rows, and no more than its share among the devices
-    /// that are free, but one at least. Without any the device is free.
-    fn take(&self, device: usize, rows: usize) -> Vec<Job> {
-        let mut state = self.state();
-        state.jobs.retain(|job| job.wanted.strong_count() > 0);
-        let all: usize = state.jobs.iter().map(|job| job.segment.ids.len()).sum();
-        let free = state.devices.iter().enumerate().filter(|(place, seat)| *place == device || !seat.is_busy);
-        let share = all.div_ceil(free.count().max(1)).min(rows);
-        let mut taken = 0;
-        let count = state
-            .jobs
-            .iter()
-            .take_while(|job| {
-                let is_first = taken == 0;
-                taken += job.segment.ids.len();
-                is_first || taken <= share
-            })
-            .count();
-        if let Some(seat) = state.devices.get_mut(device) {
-            seat.is_busy = count > 0;
-        }
-        let jobs: Vec<Job> = state.jobs.drain(..count).collect();
-        state.taken.extend(jobs.iter().map(|job| (job.segment.key, device)));
-        jobs
-    }
-
-    /// Leaves a device out of all shares, until it takes again.
-    fn leave_out(&self, device: usize) {
-        if let Some(seat) = self.state().devices.get_mut(device) {
-            seat.is_busy = true;
-        }
-    }
-
-    /// Nobody waits for anything any more: workers end.
-    fn close(&self) {
-        let mut state = self.state();
-        state.is_closed = true;
-        for seat in state.devices.drain(..).skip(COMBINES + 1) {
-            seat.doorbell.ring(Command::Wake);
-        }
-    }
-
-    fn is_closed(&self) -> bool {
-        self.state().is_closed
-    }
 }
 
 /// Ends the workers with the last handle of their engine.

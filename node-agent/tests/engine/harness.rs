@@ -271,10 +271,15 @@ impl Agent {
     /// A whole answer, with the tuples that were built here before; then waits for those that were built for it.
     pub(crate) fn ask(&self, order: Order) -> Result<Answer, EngineError> {
         let answer = finish(self.begin(order, &self.tuples));
+        self.wait_for_builds();
+        answer
+    }
+
+    /// Waits until what was built is kept: an answer does not.
+    pub(crate) fn wait_for_builds(&self) {
         while self.engine.load().builds > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        answer
     }
 
     /// Waits until nothing runs, and asserts that everything is free.

@@ -203,5 +203,6 @@ fn two_requests_for_one_cold_segment_lead_to_one_build() {
     for stream in streams {
         finish(stream).unwrap();
     }
+    agent.wait_for_builds();
     assert_eq!(agent.engine.load().counters.built, 2);
 }
