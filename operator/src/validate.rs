@@ -4,7 +4,7 @@ use hypic_crds::HypicCluster;
 
 use crate::fault::Fault;
 use crate::observe::{Observed, Tenants};
-use crate::plan::agents::{ROOM, memory};
+use crate::plan::agents::{GPU_ROOM, ROOM, memory};
 use crate::plan::pod::bytes;
 
 /// Every fault, worst first.
@@ -32,11 +32,14 @@ pub fn validate(cluster: &HypicCluster, observed: &Observed) -> Vec<Fault> {
         let limit = pool.resources.as_ref().and_then(|wanted| wanted.limits.get("memory"));
         let needed = memory(pool, &cluster.spec.cache_tiers);
         if let Some(limit) = limit.and_then(|limit| limit.bytes()).filter(|limit| *limit < needed) {
+            let (parts, room) = match pool.gpus_per_agent {
+                0 => ("engineMemory, the Device and Host tiers", ROOM),
+                _ => ("the Device and Host tiers", GPU_ROOM),
+            };
             let message = format!(
-                "spec.nodePools[{number}].resources.limits.memory: {} is under engineMemory, the Device and Host tiers \
-                 and {} of room, together {}",
+                "spec.nodePools[{number}].resources.limits.memory: {} is under {parts} and {} of room, together {}",
                 bytes(limit),
-                bytes(ROOM),
+                bytes(room),
                 bytes(needed),
             );
             fault("MemoryLimitTooLow", true, message);

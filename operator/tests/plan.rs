@@ -45,6 +45,8 @@ fn gpus_become_limits_tolerations_and_ranks() {
         assert_eq!(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], count.to_string());
         let args = pod["containers"][0]["args"].as_array().unwrap();
         assert!(args.iter().any(|arg| arg == device));
+        // Two tiers of 256 MiB, and room: the engine's memory is that of the GPUs.
+        assert_eq!(pod["containers"][0]["resources"]["limits"]["memory"], "4608Mi");
         assert_eq!(pod["tolerations"][0]["key"], "nvidia.com/gpu");
     }
 }

@@ -9,6 +9,9 @@ use crate::plan::pod::{self, Container, Room};
 
 /// Memory beside the engine and the tiers: code, buffers of transfers, allocator slack.
 pub const ROOM: u64 = 512 << 20;
+/// Memory of an agent on GPUs beside the tiers: the driver, landings, and while it loads a tensor of the checkpoint at a
+/// time (the experts of a layer of Qwen3.5-35B-A3B are 1 GiB).
+pub const GPU_ROOM: u64 = 4 << 30;
 /// Between the end of the drain and the kubelet's SIGKILL.
 const LAST_WORDS: i32 = 10;
 
@@ -149,11 +152,16 @@ fn args(pool: &NodePool, tiers: &[CacheTier], inputs: &Inputs<'_>) -> Vec<String
     args
 }
 
-/// What an agent of the pool takes at most: the engine, the tiers in main memory, and room.
+/// What an agent of the pool takes of the node's memory at most: the tiers in it, and the engine with room; on GPUs the
+/// engine's memory is theirs.
 pub fn memory(pool: &NodePool, tiers: &[CacheTier]) -> u64 {
     let tiers = tiers.iter().filter(|tier| matches!(tier.tier, TierName::Device | TierName::Host));
     let tiers: u64 = tiers.filter_map(|tier| tier.capacity.bytes()).sum();
-    pool.engine_memory.bytes().unwrap_or_default().saturating_add(tiers).saturating_add(ROOM)
+    let engine = match pool.gpus_per_agent {
+        0 => pool.engine_memory.bytes().unwrap_or_default().saturating_add(ROOM),
+        _ => GPU_ROOM,
+    };
+    engine.saturating_add(tiers)
 }
 
 /// The tier's cap, and room for what is being written.
