@@ -50,7 +50,7 @@ pub fn body_of<'a, D: Device>(
 }
 
 /// The pool that a step's contexts lie in.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Pages of the pool.
     pub pages: usize,

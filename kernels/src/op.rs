@@ -3,6 +3,8 @@
 //! Activations are packed rows `[rows, width]`. A device owns their form and precision; host slices are fp32,
 //! row-major. Every op writes every element of its result.
 
+mod apart;
+
 use std::sync::Arc;
 
 use domain::logits::{Logits, Need};
@@ -12,6 +14,8 @@ use hypic_domain as domain;
 
 use crate::plan::{Context, Plan};
 use crate::random::RandomMatrix;
+
+pub use apart::{add_experts_apart, linears_apart};
 
 /// Why an op could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +159,16 @@ pub struct Experts<'a, D: Device> {
     pub down: &'a D::Weight,
 }
 
+/// The expert that every row has, and its gate.
+pub struct SharedExpert<'a, D: Device> {
+    /// Gate and up, `[2 intermediate, hidden]`.
+    pub gate_up: &'a D::Weight,
+    /// Down, `[hidden, intermediate]`.
+    pub down: &'a D::Weight,
+    /// `[1, hidden]`: the share of a row is the sigmoid of its product.
+    pub gate: &'a D::Weight,
+}
+
 /// Inputs of a linear-attention mixer behind its projections.
 pub struct LinearInput<'a, D: Device> {
     /// Place of the layer in the model.
@@ -201,6 +215,12 @@ pub struct FullInput<'a, D: Device> {
     /// Factor on scores, usually `key^-0.5`.
     pub scale: f32,
 }
+
+/// What computes all layers of a step, over the pools that it is given.
+pub type StepLayers<'a, D> = &'a mut dyn FnMut(
+    &mut <D as Device>::States,
+    &mut <D as Device>::Pages,
+) -> Result<<D as Device>::Tensor, OpError>;
 
 /// A device.
 ///
@@ -325,6 +345,25 @@ pub trait Device: Send + Sync + 'static {
         built: &Arc<Self::BuiltLayer>,
     ) -> Result<Self::LayerParts, OpError>;
 
+    // --- steps ---
+
+    /// Runs `layers`: all of a step, from its ids to its last rows. Of a step in which every sequence has one row a device
+    /// may keep what it is asked to do, and do it again for others of as many sequences without asking; so all steps over
+    /// the same `pages` must be of one model and one pool of states.
+    fn step(
+        &self,
+        plan: &Plan<Self>,
+        states: &mut Self::States,
+        pages: &mut Self::Pages,
+        layers: StepLayers<'_, Self>,
+    ) -> Result<Self::Tensor, OpError>
+    where
+        Self: Sized,
+    {
+        let _ = plan;
+        layers(states, pages)
+    }
+
     // --- rows ---
 
     /// Rows from host values `[rows, width]`.
@@ -335,6 +374,17 @@ pub trait Device: Send + Sync + 'static {
     fn embed(&self, table: &Self::Weight, ids: &[u32]) -> Result<Self::Tensor, OpError>;
     /// `x W^T`, `[rows, out]`.
     fn linear(&self, x: &Self::Tensor, weight: &Self::Weight) -> Result<Self::Tensor, OpError>;
+    /// `x W^T` for several matrices, for devices that save something by knowing them all.
+    fn linears<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        weights: [&Self::Weight; N],
+    ) -> Result<[Self::Tensor; N], OpError>
+    where
+        Self: Sized,
+    {
+        linears_apart(self, x, weights)
+    }
     /// What `needs` asks of each row of `x W^T`, on the host and never rounded below fp32: scores to choose tokens by.
     /// Waits for the device.
     fn scores(&self, x: &Self::Tensor, weight: &Self::Weight, needs: &[Need])
@@ -359,6 +409,18 @@ pub trait Device: Send + Sync + 'static {
     ) -> Result<Self::Tensor, OpError>;
     /// `x + y`, into `x`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), OpError>;
+    /// [`Device::add`], then [`Device::rms_norm`] of the sums over whole rows, which are as wide as the weight.
+    fn add_norm(
+        &self,
+        x: &mut Self::Tensor,
+        y: &Self::Tensor,
+        (weight, width): (&Self::Weight, usize),
+        style: NormWeight,
+        eps: f32,
+    ) -> Result<Self::Tensor, OpError> {
+        self.add(x, y)?;
+        self.rms_norm(x, weight, width, style, eps)
+    }
     /// `x * sigmoid(gate)`, into `x`; the gate is as wide as `x`, or has one value a row.
     fn sigmoid_gate(&self, x: &mut Self::Tensor, gate: &Self::Tensor) -> Result<(), OpError>;
     /// `silu(x[.., :n]) * x[.., n:]`, `[rows, n]` from `[rows, 2 n]`.
@@ -370,6 +432,20 @@ pub trait Device: Send + Sync + 'static {
     fn experts(&self, x: &Self::Tensor, experts: &Experts<'_, Self>) -> Result<Self::Tensor, OpError>
     where
         Self: Sized;
+
+    /// What [`Device::experts`] and the shared expert say of `x`, added to `into`.
+    fn add_experts(
+        &self,
+        into: &mut Self::Tensor,
+        x: &Self::Tensor,
+        experts: &Experts<'_, Self>,
+        shared: Option<&SharedExpert<'_, Self>>,
+    ) -> Result<(), OpError>
+    where
+        Self: Sized,
+    {
+        add_experts_apart(self, into, x, experts, shared)
+    }
 
     // --- mixers ---
 

@@ -2,9 +2,9 @@
 //
 // A span is rows of one sequence that follow each other; what stands to the left of its first row lies elsewhere: in the sequence's
 // tail, in the tail of a cached body, in other rows of the step, or nowhere (zeros). A table names these rows by address.
-#include "four.cuh"
+#include "conv.cuh"
 
-constexpr int TAPS = 4, ROWS_PER_BLOCK = 16, AT_ONCE = 4;
+constexpr int ROWS_PER_BLOCK = 16, AT_ONCE = 4;
 
 // x [rows, channels]: raw queries, keys, values. taps [channels, TAPS], oldest first. span_of [rows];
 // first_of [spans]; left [spans, TAPS - 1]: addresses of rows of `channels` values, oldest first, 0 for zeros.
@@ -50,21 +50,7 @@ DEV void conv_warm(const E* __restrict__ x, const float* __restrict__ taps, cons
           window[r + tap] = from == nullptr ? Four{} : read_four(from + channel);
         }
       }
-      Four y = {};
-      float squares = 0.f;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) y.at[j] += weights[j].at[tap] * window[r + tap].at[j];
-        y.at[j] = silu_for<E>(y.at[j]);
-        squares += y.at[j] * y.at[j];
-      }
-      if (is_q || is_k) {
-        for (int m = 16; m; m >>= 1) squares += shuffle_xor(squares, m);
-        const float factor = scale / sqrtf(squares + 1e-6f);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) y.at[j] *= factor;
-      }
+      const Four y = convolved<E>(weights, window[r], window[r + 1], window[r + 2], window[r + 3], is_q || is_k, scale);
       if (works) write_four(to + (size_t)row * stride, y);
     }
 #pragma unroll

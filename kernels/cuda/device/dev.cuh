@@ -46,8 +46,25 @@ template <class T> DEV T again(T number) {
   asm volatile("" : "+r"(number));
   return number;
 }
+// A launch may overlap the one before it (Launch::overlapping). What a kernel does before it waits may read only what no launch of the
+// same step writes; it writes nothing until then, and every kernel that overlaps waits, so that what is done is done for all that follow.
+DEV void await_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// From here on the next launch may start, as far as it overlaps.
+DEV void let_others_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 DEV void sync() { __syncthreads(); }
 DEV float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+// Bit i of the result: what lane i says.
+DEV uint32_t lanes_where(bool it_is) { return __ballot_sync(0xffffffffu, it_is); }
+DEV int bits_set(uint32_t x) { return __popc(x); }
+DEV void sync_warp() { __syncwarp(); }
 DEV uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 #else
 #include "fiber.hpp"

@@ -26,15 +26,15 @@ DEV int place_of(const double* shares, int count, double& left) {
   return last;
 }
 
-// The weights of each part of each row that is drawn from, added up: sums [draws, parts]. Rows of logits [.., width], and of their largest
-// [.., most]. One block per part and draw.
-KERNEL(DRAW_THREADS, draw_sums)(const float* __restrict__ logits, const float* __restrict__ largest, const uint32_t* __restrict__ rows,
+// The weights of each part of each row that is drawn from, added up: sums [draws, parts]. Rows of logits [.., width], and what `top_of_rows`
+// found of them, [.., 2 most + 1]. One block per part and draw.
+KERNEL(DRAW_THREADS, draw_sums)(const float* __restrict__ logits, const float* __restrict__ found, const uint32_t* __restrict__ rows,
                                 const DrawnBy* __restrict__ by, double* __restrict__ sums, int width, int most) {
   SHARED double part[DRAW_THREADS];
   const int thread = threadIdx.x;
   const size_t number = rows[blockIdx.y];
   const float* const row = logits + number * width;
-  const float top = largest[number * most];
+  const float top = found[number * (2 * most + 1) + most];
   const double temperature = by[blockIdx.y].temperature;
   const int first = (int)blockIdx.x * DRAW_PART, end = width - first < DRAW_PART ? width : first + DRAW_PART;
   double sum = 0.;
@@ -49,7 +49,7 @@ KERNEL(DRAW_THREADS, draw_sums)(const float* __restrict__ logits, const float* _
 REGISTER(draw_sums)
 
 // The token of each draw and its logit [draws]: the part in which its number lies, then the run of tokens, then the token. One block per draw.
-KERNEL(DRAW_THREADS, draw_tokens)(const float* __restrict__ logits, const float* __restrict__ largest, const uint32_t* __restrict__ rows,
+KERNEL(DRAW_THREADS, draw_tokens)(const float* __restrict__ logits, const float* __restrict__ found, const uint32_t* __restrict__ rows,
                                   const DrawnBy* __restrict__ by, const double* __restrict__ sums, uint32_t* __restrict__ tokens,
                                   float* __restrict__ values, int width, int most, int parts) {
   SHARED double weights[DRAW_PART], runs[DRAW_PART / DRAW_RUN], left;
@@ -57,7 +57,7 @@ KERNEL(DRAW_THREADS, draw_tokens)(const float* __restrict__ logits, const float*
   const int thread = threadIdx.x;
   const size_t number = rows[blockIdx.x];
   const float* const row = logits + number * width;
-  const float top = largest[number * most];
+  const float top = found[number * (2 * most + 1) + most];
   const double temperature = by[blockIdx.x].temperature;
   sums += (size_t)blockIdx.x * parts;
   if (thread == 0) {

@@ -198,6 +198,16 @@ DEV float shuffle_xor(float v, int mask) {
   const sim::Exchanged all = sim::exchange({to_bits(v)});
   return from_bits((uint32_t)all.of((sim::current ^ mask) & 31)[0]);
 }
+DEV void await_inputs() {}
+DEV void let_others_start() {}
+DEV uint32_t lanes_where(bool it_is) {
+  const sim::Exchanged all = sim::exchange({it_is});
+  uint32_t bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= (uint32_t)all.of(lane)[0] << lane;
+  return bits;
+}
+DEV int bits_set(uint32_t x) { return __builtin_popcount(x); }
+DEV void sync_warp() { sim::exchange({}); }
 
 // Runs kernel `name`; null, or what went wrong.
 extern "C" const char* hypic_fiber_launch(const char* name, const uint32_t* grid, const uint32_t* block, size_t shared, uint32_t order,

@@ -15,6 +15,8 @@ template <int THREADS> DEV float row_sum(float x) {
 template <int THREADS, class E> DEV float inverse_rms(const E* __restrict__ row, int first, int width, float eps) {
   const bool whole = width % 4 == 0;
   float squares = 0.f;
+  // Unrolled so that all reads of a pass are on their way before the first is used: of one row there is nothing else to do.
+#pragma unroll 4
   OWN_FOURS(i) {
     const Four v = read_part(row + i, whole, width - i);
 #pragma unroll
@@ -26,6 +28,8 @@ template <int THREADS, class E> DEV float inverse_rms(const E* __restrict__ row,
 // y = x / rms(x) * (offset + w), offset 1 for zero-centred weights. x, y [rows, width]; THREADS for each row.
 template <int THREADS, class E>
 DEV void rms_norm(const E* __restrict__ x, const float* __restrict__ w, E* __restrict__ y, int rows, int width, float offset, float eps) {
+  let_others_start();
+  await_inputs();
   const int row = blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = threadIdx.x % THREADS;
   if (row >= rows) return;
   const size_t at = (size_t)row * width;
@@ -40,9 +44,61 @@ DEV void rms_norm(const E* __restrict__ x, const float* __restrict__ w, E* __res
   }
 }
 
+// x += r, then y = x / rms(x) * (offset + w) of the sums as they are stored. x, r, y [rows, width]; one block per row.
+template <class E>
+DEV void add_norm(E* x, const E* __restrict__ r, const float* __restrict__ w, E* __restrict__ y, int width, float offset, float eps) {
+  constexpr uint32_t EACH = 4;  // fours on their way at once
+  let_others_start();
+  await_inputs();
+  const size_t at = (size_t)blockIdx.x * width;
+  const bool whole = width % 4 == 0;
+  const uint32_t end = width;
+  float squares = 0.f;
+  for (uint32_t first = 4 * threadIdx.x; first < end; first += EACH * 512) {
+    Four old[EACH], more[EACH];
+#pragma unroll
+    for (uint32_t n = 0; n < EACH; ++n)
+      if (const uint32_t i = first + n * 512; i < end) {
+        old[n] = read_part(x + at + i, whole, end - i);
+        more[n] = read_part(r + at + i, whole, end - i);
+      }
+#pragma unroll
+    for (uint32_t n = 0; n < EACH; ++n)
+      if (const uint32_t i = first + n * 512; i < end) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          E sum;
+          store(sum, old[n].at[j] + more[n].at[j]);
+          old[n].at[j] = f32(sum);
+          squares += old[n].at[j] * old[n].at[j];
+        }
+        write_part(x + at + i, old[n], whole, end - i);
+      }
+  }
+  const float scale = 1.f / sqrtf(row_sum<128>(squares) / width + eps);
+  for (uint32_t first = 4 * threadIdx.x; first < end; first += EACH * 512) {
+    Four sum[EACH], weight[EACH];
+#pragma unroll
+    for (uint32_t n = 0; n < EACH; ++n)
+      if (const uint32_t i = first + n * 512; i < end) {
+        sum[n] = read_part(x + at + i, whole, end - i);
+        weight[n] = read_part(w + i, whole, end - i);
+      }
+#pragma unroll
+    for (uint32_t n = 0; n < EACH; ++n)
+      if (const uint32_t i = first + n * 512; i < end) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[n].at[j] *= scale * (offset + weight[n].at[j]);
+        write_part(y + at + i, sum[n], whole, end - i);
+      }
+  }
+}
+
 // y = x / rms(x) * w * silu(z) over each head. x, z, y [rows, width].
 template <int THREADS, class E>
 DEV void gated_norm(const E* __restrict__ x, const E* __restrict__ z, const float* __restrict__ w, E* __restrict__ y, int rows, int width, float eps) {
+  let_others_start();
+  await_inputs();
   const int row = blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = threadIdx.x % THREADS;
   if (row >= rows) return;
   const size_t at = (size_t)row * width;
@@ -80,6 +136,10 @@ DEV void gates(const E* __restrict__ a, const E* __restrict__ b, const float* __
   REGISTER(gated_norm_##name)
 #define NORMS(E, suffix)                                                                                                             \
   ROW_NORMS(E, suffix, 128)                                                                                                          \
+  KERNEL(128, add_norm_##suffix)(E* x, const E* r, const float* w, E* y, int width, float offset, float eps) {                       \
+    add_norm(x, r, w, y, width, offset, eps);                                                                                        \
+  }                                                                                                                                  \
+  REGISTER(add_norm_##suffix)                                                                                                        \
   ROW_NORMS(E, narrow_##suffix, 32)                                                                                                  \
   KERNEL(128, gates_##suffix)(const E* a, const E* b, const float* a_log, const float* dt_bias, float* gate, float* beta,            \
                               uint32_t count, int heads) {                                                                           \

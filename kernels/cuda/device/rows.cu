@@ -76,25 +76,33 @@ FOR_EACH_FLOAT(ROW_KERNELS)
 
 // The `most` experts of largest logits for each row, largest first, equal ones by number, with the softmax over all experts as weights,
 // made to sum to 1 over the chosen if `renormalise`. One warp per row; logits [rows, experts], chosen and weights [rows, most].
-KERNEL(32, choose_experts)(const float* __restrict__ logits, uint32_t* __restrict__ chosen, float* __restrict__ weights, int experts, int most,
-                           int renormalise) {
+constexpr int MOST_CHOICES = 1024;
+template <int EACH>
+DEV void choose(const float* __restrict__ logits, uint32_t* __restrict__ chosen, float* __restrict__ weights, int experts, int most,
+                        int renormalise) {
   const float* const row = logits + (size_t)blockIdx.x * experts;
   const int lane = threadIdx.x;
-  float largest = -INFINITY, sum = 0.f, of_chosen = 0.f;
-  for (int i = lane; i < experts; i += 32) largest = fmaxf(largest, row[i]);
+  float x[EACH], largest = -INFINITY, sum = 0.f, of_chosen = 0.f, mine = 0.f;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) x[i] = 32 * i + lane < experts ? row[32 * i + lane] : -INFINITY;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) largest = fmaxf(largest, x[i]);
   for (int m = 16; m; m >>= 1) largest = fmaxf(largest, shuffle_xor(largest, m));
-  for (int i = lane; i < experts; i += 32) sum += expf(row[i] - largest);
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) sum += 32 * i + lane < experts ? expf(x[i] - largest) : 0.f;
   for (int m = 16; m; m >>= 1) sum += shuffle_xor(sum, m);
   // Each pass takes the best of those that come after the last one taken.
   float last = INFINITY;
   int last_id = -1;
   for (int n = 0; n < most; ++n) {
     float best = -INFINITY, id = (float)experts;
-    for (int i = lane; i < experts; i += 32) {
-      const float x = row[i];
-      if ((x < last || (x == last && i > last_id)) && (x > best || (x == best && (float)i < id))) {
-        best = x;
-        id = (float)i;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const int number = 32 * i + lane;
+      // Numbers ascend, so the first of equal ones is kept.
+      if (number < experts && (x[i] < last || (x[i] == last && number > last_id)) && (x[i] > best || id == (float)experts)) {
+        best = x[i];
+        id = (float)number;
       }
     }
     for (int m = 16; m; m >>= 1) {
@@ -105,76 +113,108 @@ KERNEL(32, choose_experts)(const float* __restrict__ logits, uint32_t* __restric
       }
     }
     last = best;
-    last_id = id < (float)experts ? (int)id : experts - 1;  // logits that are no numbers: any expert, a weight that is none
+    last_id = id < (float)experts ? (int)id : n;  // logits that are no numbers: other experts, a weight that is none
     const float weight = expf(best - largest) / sum;
     of_chosen += weight;
-    if (lane == 0) {
-      chosen[(size_t)blockIdx.x * most + n] = (uint32_t)last_id;
-      weights[(size_t)blockIdx.x * most + n] = weight;
-    }
+    if (lane != n % 32) continue;  // every lane writes, and scales, its own
+    chosen[(size_t)blockIdx.x * most + n] = (uint32_t)last_id;
+    weights[(size_t)blockIdx.x * most + n] = mine = weight;
   }
-  if (renormalise && lane == 0)
-    for (int n = 0; n < most; ++n) weights[(size_t)blockIdx.x * most + n] /= of_chosen;
+  if (!renormalise) return;
+  for (int n = lane; n < most; n += 32) weights[(size_t)blockIdx.x * most + n] = (most <= 32 ? mine : weights[(size_t)blockIdx.x * most + n]) / of_chosen;
+}
+KERNEL(32, choose_experts)(const float* logits, uint32_t* chosen, float* weights, int experts, int most, int renormalise) {
+  let_others_start();
+  await_inputs();
+  if (experts <= 256) choose<8>(logits, chosen, weights, experts, most, renormalise);
+  else choose<MOST_CHOICES / 32>(logits, chosen, weights, experts, most, renormalise);
 }
 REGISTER(choose_experts)
 
-// For each row of logits [rows, width]: the `most` largest, largest first, equal ones by number, with their numbers; and the logarithm of
-// the sum of all exponentials, NaN if a logit is not finite. What a sampler needs: one block per row, and no row leaves the device.
-constexpr int TOP_THREADS = 1024;
-KERNEL(TOP_THREADS, top_logits)(const float* __restrict__ logits, uint32_t* __restrict__ ids, float* __restrict__ values, float* __restrict__ log_sum,
-                        int width, int most) {
+// What a sampler needs of logits [rows, width], so that no row leaves the device: the `most` largest of each row, largest first, equal ones
+// by number, with their numbers; and the logarithm of the sum of all exponentials, NaN if a logit is not finite. A row is cut into parts,
+// one block for each; then one warp for each row.
+constexpr int TOP_THREADS = 512;
+// Takes the best of what comes after the last one taken, over the block. `value` and `id` are this thread's best.
+struct Best { float value; int id; };
+DEV bool is_before(float x, int i, float y, int j) { return x > y || (x == y && i < j); }
+DEV Best best_of_warp(Best best) {
+  // Numbers of a vocabulary are exact as floats.
+  for (int m = 16; m; m >>= 1) {
+    const float other = shuffle_xor(best.value, m);
+    const int other_id = (int)shuffle_xor((float)best.id, m);
+    if (is_before(other, other_id, best.value, best.id)) best = {other, other_id};
+  }
+  return best;
+}
+// parts [rows, parts]: ids and values [.., most], log_sum.
+KERNEL(TOP_THREADS, top_of_parts)(const float* __restrict__ logits, uint32_t* __restrict__ ids, float* __restrict__ values,
+                                  float* __restrict__ log_sum, int width, int most, int each) {
   SHARED float part[TOP_THREADS / 32], best_of[TOP_THREADS / 32];
   SHARED int id_of[TOP_THREADS / 32];
   const float* const row = logits + (size_t)blockIdx.x * width;
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  float last = INFINITY, largest = 0.f;
-  int last_id = -1;
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, begin = blockIdx.y * each;
+  const int end = begin + each < width ? begin + each : width;
+  const size_t at = (size_t)blockIdx.x * gridDim.y + blockIdx.y;
+  Best last = {INFINITY, -1};
+  float largest = 0.f;
   for (int n = 0; n < most; ++n) {
-    float best = -INFINITY;
-    int id = width;
-#pragma unroll 8
-    for (int i = thread; i < width; i += TOP_THREADS) {
+    Best best = {-INFINITY, width};
+#pragma unroll 4
+    for (int i = begin + thread; i < end; i += TOP_THREADS) {
       const float x = row[i];
-      if ((x < last || (x == last && i > last_id)) && (x > best || (x == best && i < id))) {
-        best = x;
-        id = i;
-      }
+      if (is_before(last.value, last.id, x, i) && is_before(x, i, best.value, best.id)) best = {x, i};
     }
-    // Numbers of a vocabulary are exact as floats.
-    for (int m = 16; m; m >>= 1) {
-      const float other = shuffle_xor(best, m);
-      const int other_id = (int)shuffle_xor((float)id, m);
-      if (other > best || (other == best && other_id < id)) {
-        best = other;
-        id = other_id;
-      }
-    }
+    best = best_of_warp(best);
     sync();  // the last pass has been read
     if (lane == 0) {
-      best_of[warp] = best;
-      id_of[warp] = id;
+      best_of[warp] = best.value;
+      id_of[warp] = best.id;
     }
     sync();
-    best = best_of[0];
-    id = id_of[0];
+    best = {best_of[0], id_of[0]};
     for (int w = 1; w < TOP_THREADS / 32; ++w)
-      if (best_of[w] > best || (best_of[w] == best && id_of[w] < id)) {
-        best = best_of[w];
-        id = id_of[w];
-      }
-    id = id < width ? id : width - 1;  // logits that are no numbers
+      if (is_before(best_of[w], id_of[w], best.value, best.id)) best = {best_of[w], id_of[w]};
     if (thread == 0) {
-      ids[(size_t)blockIdx.x * most + n] = (uint32_t)id;
-      values[(size_t)blockIdx.x * most + n] = best;
+      ids[at * most + n] = (uint32_t)best.id;
+      values[at * most + n] = best.value;
     }
-    if (n == 0) largest = best;
+    if (n == 0) largest = best.value;
     last = best;
-    last_id = id;
   }
   float sum = 0.f;
-#pragma unroll 8
-  for (int i = thread; i < width; i += TOP_THREADS) sum += fabsf(row[i]) < INFINITY ? expf(row[i] - largest) : NAN;
+#pragma unroll 4
+  for (int i = begin + thread; i < end; i += TOP_THREADS) sum += fabsf(row[i]) < INFINITY ? expf(row[i] - largest) : NAN;
   sum = block_sum<TOP_THREADS>(sum, part);
-  if (thread == 0) log_sum[blockIdx.x] = largest + logf(sum);
+  if (thread == 0) log_sum[at] = largest + logf(sum);
 }
-REGISTER(top_logits)
+REGISTER(top_of_parts)
+// found [rows, 2 most + 1]: numbers, values, and the logarithm, of the parts of each row.
+KERNEL(32, top_of_rows)(const uint32_t* __restrict__ ids, const float* __restrict__ values, const float* __restrict__ log_sums,
+                        uint32_t* __restrict__ found, int width, int most, int parts) {
+  const size_t first = (size_t)blockIdx.x * parts;
+  uint32_t* const out = found + (size_t)blockIdx.x * (2 * most + 1);
+  const int lane = threadIdx.x;
+  Best last = {INFINITY, -1};
+  for (int n = 0; n < most; ++n) {
+    Best best = {-INFINITY, width};
+    for (int i = lane; i < parts * most; i += 32) {
+      const float x = values[first * most + i];
+      const int id = (int)ids[first * most + i];
+      if (is_before(last.value, last.id, x, id) && is_before(x, id, best.value, best.id)) best = {x, id};
+    }
+    best = best_of_warp(best);
+    if (lane == 0) {
+      out[n] = (uint32_t)(best.id < width ? best.id : width - 1);  // logits that are no numbers
+      ((float*)out)[most + n] = best.value;
+    }
+    last = best;
+  }
+  float largest = -INFINITY, sum = 0.f;
+  for (int i = lane; i < parts; i += 32) largest = fmaxf(largest, log_sums[first + i]);
+  for (int m = 16; m; m >>= 1) largest = fmaxf(largest, shuffle_xor(largest, m));
+  for (int i = lane; i < parts; i += 32) sum += expf(log_sums[first + i] - largest);
+  for (int m = 16; m; m >>= 1) sum += shuffle_xor(sum, m);
+  if (lane == 0) ((float*)out)[2 * most] = largest + logf(sum);
+}
+REGISTER(top_of_rows)

@@ -21,6 +21,12 @@ DEV uint4 read_ahead(const uint4* from) {
   asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
+// A read of what nobody reads again: it does not push out of the L1 what others do.
+DEV uint4 read_once(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return v;
+}
 // ---- 8x8 matrices; lane 8 i + r names row r of matrix i
 DEV void load_matrices(uint32_t (&r)[4], uint32_t at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
@@ -47,6 +53,7 @@ DEV void copies_wait() {}
 DEV void copies_commit() {}
 template <int N> DEV void copies_wait() {}
 DEV uint4 read_ahead(const uint4* from) { return *from; }
+DEV uint4 read_once(const uint4* from) { return *from; }
 namespace sim {
 DEV uint32_t word(uint64_t row, int i) { uint32_t v; memcpy(&v, (const uint8_t*)row + 4 * i, 4); return v; }
 DEV uint16_t half(uint64_t row, int i) { uint16_t v; memcpy(&v, (const uint8_t*)row + 2 * i, 2); return v; }

@@ -91,6 +91,79 @@ pub(crate) fn tokens_per_job(work: usize, multiprocessors: usize) -> usize {
     (work / jobs).max(LEAST_TOKENS_PER_JOB).next_multiple_of(64)
 }
 
+/// Rows up to which a product streams its weight for eight rows at a time, and the library is slower.
+const FEW_ROWS: usize = 8;
+/// Rows up to which experts take few rows each.
+pub const FEW_ROWS_OF_EXPERTS: usize = 128;
+/// Rows of an expert, on average, up to which its weights stream.
+const FEW_ROWS_EACH: usize = 4;
+
+/// Outputs up to which a product is so small that several of them in one launch are faster than the library, and rows.
+const FEW_OUTPUTS: usize = 64;
+const FEW_ROWS_OF_FEW_OUTPUTS: usize = 128;
+
+/// Whether a product of `rows` rows in bf16 with `outer` sums of `inner` terms takes the form for few rows.
+pub(crate) fn is_few_product(rows: usize, inner: usize, outer: usize) -> bool {
+    let most = if outer <= FEW_OUTPUTS { FEW_ROWS_OF_FEW_OUTPUTS } else { FEW_ROWS };
+    rows <= most && inner > 0 && inner.is_multiple_of(32)
+}
+
+/// Whether a mixture over `rows` rows in bf16 takes the form for few rows: `top` of `experts` for each, all widths of
+/// `widths` in whole chunks.
+pub(crate) fn is_few_experts(rows: usize, top: usize, experts: usize, widths: &[usize]) -> bool {
+    let are_whole = widths.iter().all(|width| *width > 0 && width.is_multiple_of(32));
+    rows <= FEW_ROWS_OF_EXPERTS && rows * top <= FEW_ROWS_EACH * experts && are_whole
+}
+
+/// Logits of a part of a row, of which a block finds the largest.
+const LEAST_LOGITS: usize = 4096;
+
+/// Logits of each part of a row of `width`, of which the `most` largest are asked for.
+pub(crate) fn part_of_logits(width: usize, most: usize) -> usize {
+    LEAST_LOGITS.max(most).min(width)
+}
+
+/// How warps share a product of few rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// Warps among which the inner axis is shared out.
+    pub(crate) split: usize,
+    /// Tiles of outputs of a block.
+    pub(crate) tiles: usize,
+}
+
+/// Terms of a sum that one warp takes: enough to be worth its start, few enough that all multiprocessors have some.
+const TERMS_PER_WARP: usize = 512;
+const LEAST_WARPS: usize = 4;
+
+/// Warps of a multiprocessor up to which each asks for all that it will ever read at once.
+const DEEP_WARPS: usize = 8;
+/// Warps of a multiprocessor up to which each is a block, so that multiprocessors get equal shares.
+const ALONE_WARPS: usize = 16;
+/// Blocks of four warps with few registers that a multiprocessor holds.
+const WIDE_BLOCKS: usize = 5;
+
+/// Whether a product of `warps` warps is one of few. Bits do not depend on it, nor on the two below.
+pub(crate) fn reads_deep(warps: usize, multiprocessors: usize) -> bool {
+    warps <= DEEP_WARPS * multiprocessors
+}
+
+/// Tiles of a block of a product of `tiles` tiles.
+pub(crate) fn tiles_per_block(shares: Shares, tiles: usize, multiprocessors: usize) -> usize {
+    if tiles * shares.split <= ALONE_WARPS * multiprocessors { 1 } else { shares.tiles }
+}
+
+/// Whether so many blocks fit the device at once if they take fewer registers.
+pub(crate) fn fits_at_once(blocks: usize, multiprocessors: usize) -> bool {
+    blocks <= WIDE_BLOCKS * multiprocessors
+}
+
+/// How warps share sums of `inner` terms: never by the number of rows, so that a row's bits do not depend on it.
+pub(crate) fn shares_of(inner: usize) -> Shares {
+    let split = inner.div_ceil(TERMS_PER_WARP).next_power_of_two().min(8);
+    Shares { split, tiles: (LEAST_WARPS / split).max(1) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,6 +204,23 @@ mod tests {
         assert_eq!(gdn_pieces(1024, 32, 132), 2);
         assert_eq!(gdn_pieces(500, 32, 132), 1);
         assert_eq!(gdn_pieces(32_768, 256, 132), 1);
+    }
+
+    #[test]
+    fn few_rows_stream_and_blocks_have_four_warps_or_more() {
+        assert!(
+            is_few_product(8, 2048, 4096) && !is_few_product(9, 2048, 4096) && !is_few_product(1, 48, 16)
+        );
+        assert!(is_few_product(128, 2048, 64) && !is_few_product(129, 2048, 64));
+        assert!(is_few_experts(128, 8, 256, &[2048, 512]) && !is_few_experts(128, 8, 255, &[2048, 512]));
+        assert!(!is_few_experts(129, 1, 256, &[2048]) && !is_few_experts(1, 1, 2, &[2048, 40]));
+        assert!(reads_deep(1056, 132) && !reads_deep(1057, 132));
+        assert!(fits_at_once(576, 132) && !fits_at_once(17 * 64, 132));
+        let tiles = [1152, 8448].map(|tiles| tiles_per_block(shares_of(512), tiles, 132));
+        assert_eq!(tiles, [1, 4]);
+        let shares =
+            [32, 512, 544, 2048, 4096, 16384].map(shares_of).map(|shares| (shares.split, shares.tiles));
+        assert_eq!(shares, [(1, 4), (1, 4), (2, 2), (4, 1), (8, 1), (8, 1)]);
     }
 
     #[test]

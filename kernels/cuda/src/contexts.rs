@@ -1,20 +1,23 @@
 //! What the live rows of a step attend to, and how that is cut into jobs.
 
+mod lists;
+
 use hypic_domain::model::FullShape;
 
-use crate::choice::{AttentionForm, attention_form, gathers, tokens_per_job};
+use crate::choice::{AttentionForm, attention_form, gathers};
+use crate::launch::Launch;
 use crate::memory::Float;
 use crate::mla;
 use crate::{Buffer, Device, Error, Fresh, Result};
 
-// Query rows (live rows x heads that share a key head) and tokens of a tile of device/attention.cuh.
+pub(crate) use lists::Lists;
+
+/// Query rows (live rows x heads that share a key head) of a tile of device/attention.cuh.
 pub(crate) const TILE_ROWS: usize = 128;
-const TILE_TOKENS: usize = 64;
 /// Tokens of a tile that was gathered before.
 pub(crate) const GATHERED: usize = 96;
-const WHOLE: u32 = u32::MAX;
-const NOWHERE: u32 = u32::MAX;
 pub(crate) const MERGE_WORDS: usize = 3;
+const JOB_WORDS: usize = 6;
 
 /// A token whose key and value lie in the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,23 +61,6 @@ pub struct Contexts {
     pub(crate) gathered: Option<[Buffer<u8>; 2]>,
 }
 
-/// Live rows that one block takes, and how many tokens the last of them sees.
-struct Tile {
-    context: usize,
-    first_row: usize,
-    rows: usize,
-    seen: usize,
-}
-
-struct Job {
-    first_row: usize,
-    rows: usize,
-    list: usize,
-    begin: usize,
-    end: usize,
-    partial: u32,
-}
-
 impl Contexts {
     /// Copies the tables of `contexts` to the device, cut into jobs that fill it.
     ///
@@ -110,111 +96,116 @@ impl Contexts {
         contexts: &[Context<'_>],
         (most, gathers): (Option<usize>, bool),
     ) -> Result<Self> {
-        check(shape, page_tokens)?;
+        let lists = Lists::cut(device, (shape, page_tokens), contexts, (most, gathers), |tokens| tokens)?;
+        let room = Room { jobs: lists.jobs(), tokens: lists.tokens.len(), partial_rows: lists.partial_rows };
+        Self::with_room(device, (shape, page_tokens), &lists, room)
+    }
+
+    /// The same with room for longer ones: [`Contexts::take`] takes them without moving anything.
+    pub(crate) fn roomy(device: &Device, of: (FullShape, usize), lists: &Lists) -> Result<Self> {
+        let room = Room {
+            jobs: lists.jobs().next_power_of_two(),
+            tokens: (lists.tokens.len() + 1).next_power_of_two(),
+            partial_rows: (lists.partial_rows + 1).next_power_of_two(),
+        };
+        Self::with_room(device, of, lists, room)
+    }
+
+    fn with_room(
+        device: &Device,
+        (shape, page_tokens): (FullShape, usize),
+        lists: &Lists,
+        room: Room,
+    ) -> Result<Self> {
         let FullShape { heads, kv_heads, .. } = shape;
         let width = output_width(shape);
-        let rows_per_tile = TILE_ROWS / (heads / kv_heads);
-        let tile_tokens = if gathers { GATHERED } else { TILE_TOKENS };
-        let (mut tokens, mut lists, mut tiles) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut positions, mut seen) = (Vec::new(), Vec::new());
-        let (mut row_places, mut row_lists) = (Vec::new(), Vec::new());
-        let (mut positions_end, mut slots_end) = (0, 0);
-        let place = |slot: u32| {
-            let slot = slot as usize;
-            (slot / page_tokens * kv_heads * page_tokens + slot % page_tokens) as u32
-        };
-        for (index, context) in contexts.iter().enumerate() {
-            lists.push(tokens.len() / 2);
-            let ascending = context.tokens.is_sorted_by(|a, b| a.position < b.position);
-            Error::unless(ascending, "the tokens of a context", "in order of their positions", index)?;
-            for token in context.tokens {
-                tokens.extend([place(token.slot), token.position]);
-                slots_end = slots_end.max(token.slot as usize + 1);
-            }
-            while gathers && !tokens.len().is_multiple_of(2 * GATHERED) {
-                tokens.extend([NOWHERE, 0]);
-            }
-            positions_end =
-                positions_end.max(context.tokens.last().map_or(0, |token| token.position as usize + 1));
-            for rows in context.rows.chunks(rows_per_tile) {
-                let first_row = positions.len();
-                for &row in rows {
-                    let at = context.tokens.binary_search_by_key(&row, |token| token.position);
-                    let at = at.map_err(|_| Error::CheckShape {
-                        what: "the position of a row",
-                        expected: "that of a token of its context".to_owned(),
-                        found: row.to_string(),
-                    })?;
-                    positions.push(row);
-                    seen.push(at as u32 + 1);
-                    row_places.push(place(context.tokens[at].slot));
-                    row_lists.push(lists[index] as u32);
-                }
-                let most_seen = seen[first_row..].iter().max().copied().unwrap_or(0) as usize;
-                tiles.push(Tile { context: index, first_row, rows: rows.len(), seen: most_seen });
-            }
-        }
-        Error::unless(
-            u32::try_from(slots_end * kv_heads).is_ok(),
-            "slots x kv heads",
-            "under 2^32",
-            slots_end * kv_heads,
-        )?;
-
-        let work: usize = tiles.iter().map(|tile| tile.seen).sum();
-        let filling = || tokens_per_job(work * kv_heads, device.multiprocessors());
-        let most = most.unwrap_or_else(|| filling().next_multiple_of(tile_tokens));
-        let fits = most > 0 && most.is_multiple_of(tile_tokens);
-        Error::unless(fits, "tokens of a job", format!("a multiple of {tile_tokens}"), most)?;
-        let mut jobs = Vec::new();
-        let mut merge = vec![0u32; positions.len() * MERGE_WORDS];
-        let mut partial_rows = 0;
-        for tile in &tiles {
-            let count = tile.seen.div_ceil(most);
-            // Ranges of about the same length.
-            let length = tile.seen.div_ceil(count.max(1)).next_multiple_of(tile_tokens);
-            let first_partial = partial_rows;
-            for begin in (0..tile.seen).step_by(length.max(1)) {
-                let partial = if count == 1 { WHOLE } else { partial_rows as u32 };
-                partial_rows += if count == 1 { 0 } else { tile.rows };
-                let end = tile.seen.min(begin + length);
-                let (first_row, rows, list) = (tile.first_row, tile.rows, lists[tile.context]);
-                jobs.push(Job { first_row, rows, list, begin, end, partial });
-            }
-            let parts = (partial_rows - first_partial) / tile.rows;
-            for row in 0..tile.rows {
-                let words = [(first_partial + row) as u32, tile.rows as u32, parts as u32];
-                merge[(tile.first_row + row) * MERGE_WORDS..][..MERGE_WORDS].copy_from_slice(&words);
-            }
-        }
-        // The longest first, so that the device ends with short ones.
-        jobs.sort_by_key(|job| std::cmp::Reverse(job.end - job.begin));
-        let table: Vec<u32> = jobs
-            .iter()
-            .flat_map(|job| {
-                let numbers = [job.first_row, job.rows, job.list, job.begin, job.end];
-                numbers.map(|number| number as u32).into_iter().chain([job.partial])
-            })
-            .collect();
-        let room = || Buffer::fresh(device, tokens.len() / 2 * kv_heads * width * 2, Fresh::Anything);
-        Ok(Self {
-            gathered: if gathers { Some([room()?, room()?]) } else { None },
+        let place = |len: usize| Buffer::fresh(device, len, Fresh::Anything);
+        let gathered = || Buffer::fresh(device, room.tokens / 2 * kv_heads * width * 2, Fresh::Anything);
+        let rows = lists.positions.len();
+        let mut contexts = Self {
+            gathered: if lists.gathers() { Some([gathered()?, gathered()?]) } else { None },
             shape,
             page_tokens,
-            rows: positions.len(),
-            jobs: jobs.len(),
-            positions_end,
-            slots_end,
-            job_table: Buffer::from_slice(device, &table)?,
-            tokens: Buffer::from_slice(device, &tokens)?,
-            positions: Buffer::from_slice(device, &positions)?,
-            seen: Buffer::from_slice(device, &seen)?,
-            row_places: Buffer::from_slice(device, &row_places)?,
-            row_lists: Buffer::from_slice(device, &row_lists)?,
-            merge: Buffer::from_slice(device, &merge)?,
-            partial_out: Buffer::fresh(device, partial_rows * heads * width, Fresh::Anything)?,
-            partial_sum: Buffer::fresh(device, partial_rows * heads * 2, Fresh::Anything)?,
-        })
+            rows,
+            jobs: room.jobs,
+            positions_end: 0,
+            slots_end: 0,
+            job_table: place(room.jobs * JOB_WORDS)?,
+            tokens: place(room.tokens)?,
+            positions: place(rows)?,
+            seen: place(rows)?,
+            row_places: place(rows)?,
+            row_lists: place(rows)?,
+            merge: place(rows * MERGE_WORDS)?,
+            partial_out: Buffer::fresh(device, room.partial_rows * heads * width, Fresh::Anything)?,
+            partial_sum: Buffer::fresh(device, room.partial_rows * heads * 2, Fresh::Anything)?,
+        };
+        contexts.write(lists)?;
+        Ok(contexts)
+    }
+
+    /// Takes over other contexts of as many rows, in the same places on the device. False, and nothing changed, where they
+    /// do not fit.
+    ///
+    /// # Errors
+    /// [`Error::CallDriver`] when a copy fails.
+    pub(crate) fn take(&mut self, lists: &Lists) -> Result<bool> {
+        let fits = self.has_room(lists) && lists.tokens.len() <= self.tokens.len();
+        if fits {
+            self.write(lists)?;
+        }
+        Ok(fits)
+    }
+
+    /// The same where every list is the one before or has one token more, which [`Contexts::append`] puts there.
+    ///
+    /// # Errors
+    /// As [`Contexts::take`].
+    pub(crate) fn take_grown(&mut self, lists: &Lists) -> Result<bool> {
+        let fits = self.has_room(lists);
+        if fits {
+            self.write_rows(lists)?;
+        }
+        Ok(fits)
+    }
+
+    /// Puts the token of every row, which is the last that it sees, into the row's list: one launch.
+    ///
+    /// # Errors
+    /// [`Error::CallDriver`] when it fails.
+    pub(crate) fn append(&mut self, device: &Device) -> Result<()> {
+        Launch::new(device, "append_tokens", [self.rows.div_ceil(128), 1, 1], 128)
+            .read(&self.row_places)
+            .read(&self.positions)
+            .read(&self.row_lists)
+            .read(&self.seen)
+            .write(&mut self.tokens)
+            .int(self.rows)
+            .run()
+    }
+
+    fn has_room(&self, lists: &Lists) -> bool {
+        let partial_rows = self.partial_sum.len() / (2 * self.shape.heads);
+        lists.positions.len() == self.rows && lists.jobs() <= self.jobs && lists.partial_rows <= partial_rows
+    }
+
+    fn write(&mut self, lists: &Lists) -> Result<()> {
+        self.tokens.write_part(0, &lists.tokens)?;
+        self.row_lists.write(&lists.row_lists)?;
+        self.write_rows(lists)
+    }
+
+    fn write_rows(&mut self, lists: &Lists) -> Result<()> {
+        // Jobs of no rows where there are none.
+        let mut jobs = lists.jobs.clone();
+        jobs.resize(self.job_table.len(), 0);
+        self.positions_end = lists.positions_end;
+        self.slots_end = lists.slots_end;
+        self.job_table.write(&jobs)?;
+        self.positions.write(&lists.positions)?;
+        self.seen.write(&lists.seen)?;
+        self.row_places.write(&lists.row_places)?;
+        self.merge.write(&lists.merge)
     }
 
     /// What [`gather_kv`](crate::gather_kv) brought last: keys and values, as bytes of bf16.
@@ -243,6 +234,13 @@ impl Contexts {
         }
         Ok(())
     }
+}
+
+/// What the tables on the device have room for.
+struct Room {
+    jobs: usize,
+    tokens: usize,
+    partial_rows: usize,
 }
 
 fn check(shape: FullShape, page_tokens: usize) -> Result<()> {

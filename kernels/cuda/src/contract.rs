@@ -5,13 +5,17 @@
 //! the device's stream-ordered pool.
 
 mod experts;
+mod few;
 mod full;
 mod linear;
 mod memory;
 mod prefill;
 mod ranks;
 mod record;
+mod replay;
 mod scores;
+mod step;
+mod step_tables;
 mod tuple;
 
 use std::marker::PhantomData;
@@ -21,8 +25,10 @@ use half::bf16;
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::ModelSpec;
 use hypic_domain::tuple::{Dtype, TupleFormat};
+use hypic_kernels::check::equal;
 use hypic_kernels::op::{
-    self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError, Split,
+    self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError, SharedExpert,
+    Split, StepLayers,
 };
 use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
@@ -43,6 +49,8 @@ pub struct CudaDevice<E: Float = bf16> {
     contexts: Mutex<Option<full::Tables>>,
     /// Layers of other devices that are copied here, until they are.
     copying: Mutex<Vec<(Mark, Arc<BuiltLayer<E>>)>>,
+    /// Those of the step that runs now, if it may be run again.
+    step: Mutex<Option<step_tables::SharedTables<E>>>,
     format: PhantomData<E>,
 }
 
@@ -50,8 +58,8 @@ impl<E: Float> CudaDevice<E> {
     /// Over `device`. Every pool of pages gets room for the KV of `body_tokens` tokens of cached bodies, beside the
     /// pages that it is asked for.
     pub fn new(device: Device, body_tokens: usize) -> Self {
-        let (contexts, copying) = (Mutex::default(), Mutex::default());
-        Self { device, fresh: Fresh::Anything, body_tokens, contexts, copying, format: PhantomData }
+        let (contexts, copying, step) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { device, fresh: Fresh::Anything, body_tokens, contexts, copying, step, format: PhantomData }
     }
 
     /// The same, with NaN in every fresh output, slot and page, for tests.
@@ -73,6 +81,12 @@ impl<E: Float> CudaDevice<E> {
     /// No way from one to the other.
     pub fn enable_peer(&self, other: &Self) -> Result<(), OpError> {
         self.device.enable_peer(&other.device).map_err(failed("enable_peer"))
+    }
+
+    /// The tables of the step that runs now, if it may be run again.
+    fn tables(&self) -> Option<step_tables::SharedTables<E>> {
+        // A panic while it was held leaves it whole.
+        self.step.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn output<T: Float>(&self, len: usize) -> crate::Result<Buffer<T>> {
@@ -221,6 +235,16 @@ impl<E: Float> op::Device for CudaDevice<E> {
         Ok(parts)
     }
 
+    fn step(
+        &self,
+        plan: &Plan<Self>,
+        states: &mut States<E>,
+        pages: &mut Pages<E>,
+        layers: StepLayers<'_, Self>,
+    ) -> Result<Tensor<E>, OpError> {
+        replay::step(self, plan, (states, pages), layers)
+    }
+
     fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor<E>, OpError> {
         if width == 0 || !values.len().is_multiple_of(width) {
             return Err(OpError::shape("tensor", format!("rows of {width}"), values.len()));
@@ -236,17 +260,30 @@ impl<E: Float> op::Device for CudaDevice<E> {
     }
 
     fn embed(&self, table: &Weight<E>, ids: &[u32]) -> Result<Tensor<E>, OpError> {
-        let (values, [_, width]) = table.matrix("embed")?;
-        self.written("embed", (ids.len(), width), |device, out| {
-            crate::gather_rows(device, values, ids, width, out)
+        let (values, [rows, width]) = table.matrix("embed")?;
+        let step = self.tables();
+        let mut step = step.as_ref().map(step_tables::locked);
+        let placed = step.as_mut().and_then(|tables| tables.ids(ids, rows));
+        self.written("embed", (ids.len(), width), |device, out| match placed {
+            Some(placed) => {
+                crate::rows::check_ids(ids, rows)?;
+                crate::rows::gather_placed(device, values, placed, width, out)
+            }
+            None => crate::gather_rows(device, values, ids, width, out),
         })
     }
 
     fn linear(&self, x: &Tensor<E>, weight: &Weight<E>) -> Result<Tensor<E>, OpError> {
-        let (values, size) = product_of("linear", x, weight)?;
-        self.written("linear", (size.rows, size.outer), |device, out| {
-            crate::product(device, &x.values, values, out, size)
-        })
+        let [out] = self.linears(x, [weight])?;
+        Ok(out)
+    }
+
+    fn linears<const N: usize>(
+        &self,
+        x: &Tensor<E>,
+        weights: [&Weight<E>; N],
+    ) -> Result<[Tensor<E>; N], OpError> {
+        few::linears(self, x, weights)
     }
 
     fn scores(&self, x: &Tensor<E>, weight: &Weight<E>, needs: &[Need]) -> Result<Vec<Logits>, OpError> {
@@ -262,12 +299,8 @@ impl<E: Float> op::Device for CudaDevice<E> {
         eps: f32,
     ) -> Result<Tensor<E>, OpError> {
         let weight = weight.vector("rms_norm", width)?;
-        let offset = match style {
-            NormWeight::ZeroCentred => 1.0,
-            NormWeight::Plain => 0.0,
-        };
         self.written("rms_norm", (x.rows(), x.width), |device, out| {
-            crate::rms_norm(device, &x.values, weight, out, offset, eps)
+            crate::rms_norm(device, &x.values, weight, out, offset_of(style), eps)
         })
     }
 
@@ -289,6 +322,23 @@ impl<E: Float> op::Device for CudaDevice<E> {
     fn add(&self, x: &mut Tensor<E>, y: &Tensor<E>) -> Result<(), OpError> {
         same_shape("add", x, y)?;
         crate::add_rows(&self.device, &mut x.values, &y.values).map_err(failed("add"))
+    }
+
+    fn add_norm(
+        &self,
+        x: &mut Tensor<E>,
+        y: &Tensor<E>,
+        (weight, width): (&Weight<E>, usize),
+        style: NormWeight,
+        eps: f32,
+    ) -> Result<Tensor<E>, OpError> {
+        const OP: &str = "add_norm";
+        same_shape(OP, x, y)?;
+        equal(OP, "the width of rows", width, x.width)?;
+        let weight = weight.vector(OP, width)?;
+        self.written(OP, (x.rows(), width), |device, out| {
+            crate::add_norm(device, [&mut x.values, out], &y.values, weight, offset_of(style), eps)
+        })
     }
 
     fn sigmoid_gate(&self, x: &mut Tensor<E>, gate: &Tensor<E>) -> Result<(), OpError> {
@@ -325,6 +375,16 @@ impl<E: Float> op::Device for CudaDevice<E> {
         experts::experts(self, x, experts)
     }
 
+    fn add_experts(
+        &self,
+        into: &mut Tensor<E>,
+        x: &Tensor<E>,
+        experts: &Experts<'_, Self>,
+        shared: Option<&SharedExpert<'_, Self>>,
+    ) -> Result<(), OpError> {
+        few::add_experts(self, into, x, experts, shared)
+    }
+
     fn linear_mixer(
         &self,
         input: &LinearInput<'_, Self>,
@@ -341,6 +401,14 @@ impl<E: Float> op::Device for CudaDevice<E> {
         pages: &mut Pages<E>,
     ) -> Result<Tensor<E>, OpError> {
         full::full_mixer(self, input, plan, pages)
+    }
+}
+
+/// What is added to the weights of a norm.
+fn offset_of(style: NormWeight) -> f32 {
+    match style {
+        NormWeight::ZeroCentred => 1.0,
+        NormWeight::Plain => 0.0,
     }
 }
 

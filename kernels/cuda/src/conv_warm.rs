@@ -7,7 +7,7 @@ pub const TAPS: usize = 4;
 
 // As device/conv_warm.cu has them.
 const ROWS_PER_BLOCK: usize = 16;
-const HEADS_PER_BLOCK: usize = 4;
+pub(crate) const HEADS_PER_BLOCK: usize = 4;
 
 /// Where a row of raw inputs lies.
 #[derive(Clone, Copy)]

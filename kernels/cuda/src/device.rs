@@ -1,4 +1,6 @@
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::atomic::Ordering;
 
 #[cfg(any(feature = "fibers", not(feature = "cuda")))]
 use crate::Error;
@@ -132,6 +134,52 @@ impl Device {
             Backend::Cuda(context) => context.stream.synchronize().map_err(failed("finish the stream")),
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => Ok(()),
+        }
+    }
+
+    /// Whether launches can be recorded and run again.
+    pub(crate) fn can_record(&self) -> bool {
+        self.capability().is_some()
+    }
+
+    /// Runs `step` with memory from the arena, which lies at the same places when the step is run again; or a part of one
+    /// without.
+    pub(crate) fn in_arena<R>(&self, is_in: bool, step: impl FnOnce() -> R) -> R {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                let was_in = context.is_step.swap(is_in, Ordering::Relaxed);
+                let result = step();
+                context.is_step.store(was_in, Ordering::Relaxed);
+                result
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => {
+                let _ = is_in;
+                step()
+            }
+        }
+    }
+
+    /// Says that a weight or a pool is gone.
+    pub(crate) fn note_gone(&self) {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => {
+                context.gone.fetch_add(1, Ordering::Relaxed);
+            }
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => {}
+        }
+    }
+
+    /// How many weights and pools are gone: where it changes, nothing that was recorded is run again.
+    pub(crate) fn gone(&self) -> u64 {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => context.gone.load(Ordering::Relaxed),
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => 0,
         }
     }
 

@@ -44,8 +44,7 @@ pub fn draw_logits(
     top: &TopLogits,
     draws: &[Draw],
 ) -> Result<DrawnLogits> {
-    let rows = top.log_sum.len();
-    let most = top.values.len().checked_div(rows).unwrap_or(1);
+    let (rows, most) = (top.rows(), top.most);
     let found = table_rows(logits, width, most)?;
     Error::unless(found == rows, "the largest logits", format!("of {found} rows"), rows)?;
     Error::unless(draws.len() <= MOST_DRAWS, "draws", format!("at most {MOST_DRAWS}"), draws.len())?;
@@ -69,7 +68,7 @@ pub fn draw_logits(
     let mut values = Buffer::fresh(device, draws.len(), Fresh::Anything)?;
     Launch::new(device, "draw_sums", [parts, draws.len(), 1], THREADS)
         .read(logits)
-        .read(&top.values)
+        .read(&top.found)
         .read(&number)
         .read(&by)
         .write(&mut sums)
@@ -78,7 +77,7 @@ pub fn draw_logits(
         .run()?;
     Launch::new(device, "draw_tokens", [draws.len(), 1, 1], THREADS)
         .read(logits)
-        .read(&top.values)
+        .read(&top.found)
         .read(&number)
         .read(&by)
         .read(&sums)

@@ -46,6 +46,12 @@ pub enum Error {
         /// Its file name.
         library: &'static str,
     },
+    /// A step cannot be recorded.
+    #[error("a step that is recorded needs {what}")]
+    Record {
+        /// What stands in the way.
+        what: &'static str,
+    },
     /// A buffer or a parameter does not fit the others.
     #[error("{what} must be {expected}, not {found}")]
     CheckShape {

@@ -8,7 +8,7 @@ const TILE_ROWS: usize = 64;
 const TILE_COLUMNS: usize = 128;
 const TILE_INNER: usize = 64;
 const SHARED: usize = 3 * (TILE_ROWS + TILE_COLUMNS) * TILE_INNER * 2;
-const MOST_EXPERTS: usize = 1024;
+pub(crate) const MOST_EXPERTS: usize = 1024;
 
 /// Assignments of rows to experts, in the order of experts.
 pub struct Routes {

@@ -2,19 +2,17 @@
 use std::sync::atomic::Ordering;
 
 #[cfg(feature = "cuda")]
-use cudarc::driver::CudaGraph;
-#[cfg(feature = "cuda")]
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use crate::device::Backend;
 #[cfg(feature = "cuda")]
-use crate::sys::failed;
+use crate::sys::{RecordedGraph, failed};
 use crate::{Device, Error, Result};
 
 /// Launches recorded once and replayed as one. The buffers they use must outlive it, at the same places.
 pub struct Graph {
     #[cfg(feature = "cuda")]
-    graph: CudaGraph,
+    graph: RecordedGraph,
     device: Device,
 }
 
@@ -36,13 +34,26 @@ impl Graph {
                 let graph = context.stream.end_capture(flags).map_err(failed("end a recording"))?;
                 recorded?;
                 let graph = graph.ok_or(Error::NoDevice)?;
-                Ok(Self { graph, device: device.clone() })
+                Ok(Self { graph: RecordedGraph(graph), device: device.clone() })
             }
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => {
                 drop(launches);
                 Err(Error::NoDevice)
             }
+        }
+    }
+
+    /// Runs the recording once.
+    ///
+    /// # Errors
+    /// [`Error::CallDriver`] when it cannot be run.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        match &*self.device.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => self.graph.0.launch().map_err(failed("launch a graph")),
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => Err(Error::NoDevice),
         }
     }
 
@@ -56,7 +67,7 @@ impl Graph {
             Backend::Cuda(context) => {
                 let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
                 let start = context.stream.record_event(flags).map_err(failed("record an event"))?;
-                self.graph.launch().map_err(failed("launch a graph"))?;
+                self.graph.0.launch().map_err(failed("launch a graph"))?;
                 let end = context.stream.record_event(flags).map_err(failed("record an event"))?;
                 start.elapsed_ms(&end).map(f64::from).map_err(failed("time a graph"))
             }

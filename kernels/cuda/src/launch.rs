@@ -3,11 +3,17 @@
 use std::marker::PhantomData;
 
 #[cfg(feature = "cuda")]
+use cudarc::driver::sys::{CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, cuLaunchKernelEx};
+#[cfg(feature = "cuda")]
 use hypic_domain::tuple::Dtype;
 
 use crate::device::Backend;
 use crate::memory::{Element, Float};
 use crate::{Buffer, Device, Error, Result};
+
+/// The compute capability whose machine code waits by itself.
+#[cfg(feature = "cuda")]
+const OVERLAP: (i32, i32) = (9, 0);
 
 /// A launch being put together: the arguments in the order of the kernel's parameters. Buffers stay borrowed
 /// until it has run.
@@ -17,6 +23,7 @@ pub(crate) struct Launch<'a> {
     grid: [u32; 3],
     threads: u32,
     shared: u32,
+    overlaps: bool,
     arguments: Vec<u64>,
     #[cfg(feature = "cuda")]
     boxes: Option<TensorMap>,
@@ -36,6 +43,7 @@ impl<'a> Launch<'a> {
             grid: grid.map(|n| n as u32),
             threads: threads as u32,
             shared: 0,
+            overlaps: false,
             arguments: Vec::with_capacity(16),
             #[cfg(feature = "cuda")]
             boxes: None,
@@ -46,6 +54,12 @@ impl<'a> Launch<'a> {
     /// Bytes of dynamic shared memory.
     pub(crate) fn shared(mut self, bytes: usize) -> Self {
         self.shared = bytes as u32;
+        self
+    }
+
+    /// Lets it start before the launch before it is over: the kernel waits by itself (`await_inputs` of device/dev.cuh).
+    pub(crate) fn overlapping(mut self) -> Self {
+        self.overlaps = true;
         self
     }
 
@@ -94,6 +108,14 @@ impl<'a> Launch<'a> {
         self
     }
 
+    /// A buffer, or a pointer the kernel does not use.
+    pub(crate) fn read_if<T: Element>(self, buffer: Option<&'a Buffer<T>>) -> Self {
+        match buffer {
+            Some(buffer) => self.read(buffer),
+            None => self.unused(),
+        }
+    }
+
     /// A pointer the kernel does not use in this launch.
     pub(crate) fn unused(mut self) -> Self {
         self.arguments.push(0);
@@ -129,19 +151,36 @@ impl<'a> Launch<'a> {
             Backend::Cuda(context) => {
                 let function = context.function(&self.kernel, self.shared)?;
                 context.enter()?;
+                // SAFETY: an attribute is plain numbers, for which zeros are values.
+                let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
+                attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+                attribute.value.programmaticStreamSerializationAllowed = 1;
+                let config = CUlaunchConfig {
+                    gridDimX: self.grid[0],
+                    gridDimY: self.grid[1],
+                    gridDimZ: self.grid[2],
+                    blockDimX: self.threads,
+                    blockDimY: 1,
+                    blockDimZ: 1,
+                    sharedMemBytes: self.shared,
+                    hStream: context.stream.cu_stream(),
+                    attrs: &raw mut attribute,
+                    numAttrs: u32::from(self.overlaps && context.capability == OVERLAP),
+                };
                 // SAFETY: the safe function that built this launch has checked every size against the
                 // kernel's contract, the arguments are in the order of its parameters, and the buffers are
-                // borrowed and on this stream, or on that of a linked device which this one has met.
+                // borrowed and on this stream, or on that of a linked device which this one has met; the
+                // configuration lives as long as the call.
                 unsafe {
-                    cudarc::driver::result::launch_kernel(
+                    let arguments = pointers.as_mut_ptr();
+                    cuLaunchKernelEx(
+                        &raw const config,
                         function.cu_function(),
-                        self.grid.into(),
-                        (self.threads, 1, 1),
-                        self.shared,
-                        context.stream.cu_stream(),
-                        &mut pointers,
+                        arguments,
+                        std::ptr::null_mut(),
                     )
                 }
+                .result()
                 .map_err(crate::sys::failed("launch a kernel"))
             }
             #[cfg(feature = "fibers")]

@@ -35,6 +35,7 @@ mod device;
 mod draw;
 mod error;
 mod experts;
+mod experts_few;
 mod experts_hopper;
 mod gdn_chunks;
 mod graph;
@@ -47,6 +48,7 @@ mod mla;
 mod norm;
 mod pack;
 mod product;
+mod product_few;
 mod programs;
 mod random;
 mod recurrence;
@@ -54,6 +56,7 @@ mod recurrence;
 mod reuse;
 mod rotate;
 mod rows;
+mod step;
 mod sums;
 #[allow(unsafe_code)]
 mod sys;
@@ -61,7 +64,9 @@ mod view;
 
 pub use attention::{Attention, attention, attention_as, gather_kv, store_kv};
 pub use checksum::checksum;
-pub use choice::{AttentionForm, ComposeForm, ExpertsForm, attention_form, compose_form, experts_form};
+pub use choice::{
+    AttentionForm, ComposeForm, ExpertsForm, FEW_ROWS_OF_EXPERTS, attention_form, compose_form, experts_form,
+};
 pub use compose_seam::{ComposeSeam, Scratch, compose_seam};
 pub use contexts::{Context, Contexts, Token};
 pub use contract::CudaDevice;
@@ -70,18 +75,22 @@ pub use device::{Device, Order};
 pub use draw::{Draw, DrawnLogits, draw_logits};
 pub use error::Error;
 pub use experts::{Routes, Sent, route};
+pub use experts_few::{ExpertWeights, ExpertsFew, experts_few};
 pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, gdn_chunks_one, has_gdn_chunks, join_pieces};
 pub use graph::Graph;
 pub use hypic_domain::model::FullShape;
 pub use memory::{Buffer, Element, Float, Fresh};
 pub use mla::{Mla, mla, store_latent};
-pub use norm::{gated_norm, gates, rms_norm, unit_norm};
+pub use norm::{add_norm, gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 pub use product::{ProductSize, product, product_plain};
+pub use product_few::{FewPart, MOST_WEIGHTS, product_few};
 pub use random::random_values;
 pub use recurrence::{Recurrence, Summaries, recurrence, recurrence_chunks};
 pub use rotate::state_rotate;
-pub use rows::{Experts, TopLogits, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu, top_logits};
+pub use rows::{
+    Experts, TopLogits, TopOfRow, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu, top_logits,
+};
 pub use sums::sum_ranks;
 pub use view::{Family, Program, Rows, Sequence, Sequences, Shape, Step, StoredAs, Summary};
 

@@ -75,7 +75,7 @@ pub struct Buffer<T: Element> {
 enum Bytes {
     #[cfg(feature = "cuda")]
     // None while it is dropped.
-    Cuda(Option<cudarc::driver::CudaSlice<u8>>),
+    Cuda(Option<crate::reuse::Memory>),
     #[cfg(feature = "cuda")]
     Table(std::sync::Arc<cudarc::driver::CudaSlice<u8>>),
     // As 16-byte units: vectors of the kernels are at most that wide.
@@ -179,19 +179,30 @@ impl<T: Element> Buffer<T> {
     /// [`Error::CheckShape`] for another length, [`Error::CallDriver`] when the copy fails.
     pub fn write(&mut self, values: &[T]) -> Result<()> {
         Error::unless(values.len() == self.len, "values written to a buffer", self.len, values.len())?;
-        let bytes = bytes_of(values);
+        self.write_part(0, values)
+    }
+
+    /// Overwrites as many values as there are, from `first` on.
+    ///
+    /// # Errors
+    /// [`Error::CheckShape`] for values outside, [`Error::CallDriver`] when the copy fails.
+    pub(crate) fn write_part(&mut self, first: usize, values: &[T]) -> Result<()> {
+        self.check_part(first, values.len())?;
+        let (from, bytes) = (first * size_of::<T>(), bytes_of(values));
         match (&*self.device.backend, &mut self.bytes) {
             #[cfg(feature = "cuda")]
-            (Backend::Cuda(context), Bytes::Cuda(Some(slice))) if !bytes.is_empty() => {
-                context.stream.memcpy_htod(bytes, slice).map_err(failed("copy to the device"))
+            (Backend::Cuda(context), Bytes::Cuda(Some(memory))) if !bytes.is_empty() => {
+                context.check_upload()?;
+                let mut part = memory.slice.slice_mut(from..from + bytes.len());
+                context.stream.memcpy_htod(bytes, &mut part).map_err(failed("copy to the device"))
             }
             #[cfg(feature = "fibers")]
             (_, Bytes::Host(units)) => {
-                // SAFETY: the units hold at least as many bytes as `fresh` was asked for, which is
-                // `bytes.len()`.
+                // SAFETY: the units hold at least as many bytes as `fresh` was asked for, and the part lies within.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), units.as_mut_ptr().cast(), bytes.len())
-                };
+                    let to = units.as_mut_ptr().cast::<u8>().add(from);
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+                }
                 Ok(())
             }
             #[cfg(feature = "cuda")]
@@ -340,9 +351,9 @@ impl<T: Element> Buffer<T> {
     pub(crate) fn address(&self) -> u64 {
         match (&*self.device.backend, &self.bytes) {
             #[cfg(feature = "cuda")]
-            (Backend::Cuda(context), Bytes::Cuda(Some(slice))) => {
+            (Backend::Cuda(context), Bytes::Cuda(Some(memory))) => {
                 use cudarc::driver::DevicePtr;
-                slice.device_ptr(&context.stream).0
+                memory.slice.device_ptr(&context.stream).0
             }
             #[cfg(feature = "cuda")]
             (Backend::Cuda(context), Bytes::Table(slice)) => {

@@ -37,10 +37,39 @@ pub fn rms_norm<E: Float>(
     let rows = rows(x.len(), width)?;
     let (form, blocks) = form(rows, width);
     Launch::new(device, format!("rms_norm_{form}{}", E::NAME), [blocks, 1, 1], 128)
+        .overlapping()
         .read(x)
         .read(weight)
         .write(y)
         .int(rows)
+        .int(width)
+        .float(offset)
+        .float(eps)
+        .run()
+}
+
+/// `x += r`, then `y = x / rms(x) * (offset + weight)` over rows of `weight.len()`: [`add_rows`](crate::add_rows) and
+/// [`rms_norm`] of rows that are wider than heads, bit for bit.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub fn add_norm<E: Float>(
+    device: &Device,
+    [x, y]: [&mut Buffer<E>; 2],
+    r: &Buffer<E>,
+    weight: &Buffer<f32>,
+    offset: f32,
+    eps: f32,
+) -> Result<()> {
+    let width = weight.len();
+    Error::unless(r.len() == x.len() && y.len() == x.len(), "r and y", x.len(), r.len().min(y.len()))?;
+    let rows = rows(x.len(), width)?;
+    Launch::new(device, format!("add_norm_{}", E::NAME), [rows, 1, 1], 128)
+        .overlapping()
+        .write(x)
+        .read(r)
+        .read(weight)
+        .write(y)
         .int(width)
         .float(offset)
         .float(eps)
@@ -64,6 +93,7 @@ pub fn gated_norm<E: Float>(
     let rows = rows(x.len(), width)?;
     let (form, blocks) = form(rows, width);
     Launch::new(device, format!("gated_norm_{form}{}", E::NAME), [blocks, 1, 1], 128)
+        .overlapping()
         .read(x)
         .read(z)
         .read(weight)

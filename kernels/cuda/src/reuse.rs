@@ -2,9 +2,13 @@
 //! driver takes longer to hand them out than the kernels to use them.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::CudaSlice;
+
+use crate::sys::{Context, failed};
+use crate::{Error, Result};
 
 /// Larger memory goes back to the pool of the driver.
 const SMALL: usize = 1 << 20;
@@ -47,6 +51,29 @@ impl Spare {
     }
 }
 
+/// Memory of the steps that are recorded: what they use lies at the same place when they are done again. It stays there.
+#[derive(Default)]
+pub(crate) struct Arena {
+    by_size: HashMap<usize, Vec<CudaSlice<u8>>>,
+}
+
+impl Arena {
+    /// Bytes to ask for where `size` are needed.
+    pub(crate) fn rounded(size: usize) -> usize {
+        if size <= SMALL { Spare::rounded(size) } else { size.next_multiple_of(SMALL) }
+    }
+
+    /// Memory of a rounded size.
+    pub(crate) fn take(&mut self, size: usize) -> Option<CudaSlice<u8>> {
+        self.by_size.get_mut(&size)?.pop()
+    }
+
+    /// Takes memory back.
+    pub(crate) fn put(&mut self, slice: CudaSlice<u8>) {
+        self.by_size.entry(slice.len()).or_default().push(slice);
+    }
+}
+
 /// Tables that nobody writes, by their bytes.
 #[derive(Default)]
 pub(crate) struct Tables {
@@ -70,5 +97,71 @@ impl Tables {
         }
         self.bytes += table.len();
         self.by_bytes.insert(bytes.into(), Arc::clone(table));
+    }
+}
+
+/// Memory, and where it goes back to.
+pub(crate) struct Memory {
+    pub(crate) slice: CudaSlice<u8>,
+    is_of_arena: bool,
+}
+
+impl Context {
+    /// At least `size` bytes of whatever is there.
+    pub(crate) fn allocate(&self, size: usize) -> Result<Memory> {
+        // A panic while one of these was held leaves it whole, here and below.
+        let is_recording = self.is_recording.load(Ordering::Relaxed);
+        if self.is_step.load(Ordering::Relaxed) {
+            let size = Arena::rounded(size);
+            let kept = self.arena.lock().unwrap_or_else(PoisonError::into_inner).take(size);
+            return match kept {
+                Some(slice) => Ok(Memory { slice, is_of_arena: true }),
+                None if is_recording => Err(Error::Record { what: "memory that its first run did not need" }),
+                None => Ok(Memory { slice: self.fresh(size)?, is_of_arena: true }),
+            };
+        }
+        let size = Spare::rounded(size);
+        let spare = match is_recording {
+            true => None,
+            false => self.spare.lock().unwrap_or_else(PoisonError::into_inner).take(size),
+        };
+        let slice = spare.map_or_else(|| self.fresh(size), Ok)?;
+        Ok(Memory { slice, is_of_arena: false })
+    }
+
+    /// Takes memory back, for whoever asks next on this stream.
+    pub(crate) fn give_back(&self, Memory { slice, is_of_arena }: Memory) {
+        if is_of_arena {
+            self.arena.lock().unwrap_or_else(PoisonError::into_inner).put(slice);
+        } else if !self.is_recording.load(Ordering::Relaxed) {
+            let rest = self.spare.lock().unwrap_or_else(PoisonError::into_inner).put(slice);
+            drop(rest);
+        }
+    }
+
+    /// An error while a step is recorded: what is copied from the host then would be copied again from where it lay.
+    pub(crate) fn check_upload(&self) -> Result<()> {
+        let is_recorded = self.is_step.load(Ordering::Relaxed) && self.is_recording.load(Ordering::Relaxed);
+        if is_recorded { Err(Error::Record { what: "a copy from the host" }) } else { Ok(()) }
+    }
+
+    /// `bytes` on the device, not to be written: the same bytes are uploaded once.
+    pub(crate) fn table(&self, bytes: &[u8]) -> Result<Arc<CudaSlice<u8>>> {
+        self.check_upload()?;
+        let is_kept = !bytes.is_empty() && !self.is_recording.load(Ordering::Relaxed);
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = is_kept.then(|| tables.find(bytes)).flatten() {
+            return Ok(table);
+        }
+        // Not from the arena: it stays when the step is over.
+        let mut slice = self.fresh(Spare::rounded(bytes.len().max(1)))?;
+        if !bytes.is_empty() {
+            self.stream.memcpy_htod(bytes, &mut slice).map_err(failed("copy to the device"))?;
+        }
+        let table = Arc::new(slice);
+        if is_kept {
+            tables.put(bytes, &table);
+        }
+        Ok(table)
     }
 }

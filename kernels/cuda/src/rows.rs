@@ -1,5 +1,7 @@
 use half::bf16;
 
+use crate::choice::part_of_logits;
+use crate::experts::MOST_EXPERTS;
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Result};
@@ -24,14 +26,31 @@ pub fn gather_rows<E: Float>(
     let fits = width > 0 && units * 16 == width * size_of::<E>() && table.len().is_multiple_of(width);
     Error::unless(fits, "the width of rows", "whole units of 16 bytes, a divisor of the table", width)?;
     Error::unless(y.len() == ids.len() * width, "y", ids.len() * width, y.len())?;
-    let rows = table.len() / width;
-    if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
-        return Error::unless(false, "an id", format!("under {rows}"), id);
+    check_ids(ids, table.len() / width)?;
+    gather_placed(device, table, &Buffer::from_slice(device, ids)?, width, y)
+}
+
+/// An error for an id that is not under `rows`.
+pub(crate) fn check_ids(ids: &[u32], rows: usize) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= rows) {
+        Some(id) => Error::unless(false, "an id", format!("under {rows}"), id),
+        None => Ok(()),
     }
-    let ids = Buffer::from_slice(device, ids)?;
+}
+
+/// [`gather_rows`] for ids on the device, which were checked.
+pub(crate) fn gather_placed<E: Float>(
+    device: &Device,
+    table: &Buffer<E>,
+    ids: &Buffer<u32>,
+    width: usize,
+    y: &mut Buffer<E>,
+) -> Result<()> {
+    let units = width * size_of::<E>() / 16;
+    Error::unless(y.len() == ids.len() * width, "y", ids.len() * width, y.len())?;
     Launch::new(device, "gather_rows", [ids.len(), 1, 1], THREADS)
         .read(table)
-        .read(&ids)
+        .read(ids)
         .write(y)
         .int(units)
         .run()
@@ -137,7 +156,9 @@ pub fn choose_experts(
     let rows = table_rows(logits, experts, most)?;
     let mut chosen = Buffer::fresh(device, rows * most, Fresh::Anything)?;
     let mut weights = Buffer::fresh(device, rows * most, Fresh::Anything)?;
+    Error::unless(experts <= MOST_EXPERTS, "experts", format!("at most {MOST_EXPERTS}"), experts)?;
     Launch::new(device, "choose_experts", [rows, 1, 1], 32)
+        .overlapping()
         .read(logits)
         .write(&mut chosen)
         .write(&mut weights)
@@ -150,34 +171,73 @@ pub fn choose_experts(
 
 /// What a sampler needs of each row of logits.
 pub struct TopLogits {
-    /// Numbers of the largest logits, largest first, equal ones by number, `[rows, most]`.
-    pub ids: Buffer<u32>,
-    /// The logits themselves, `[rows, most]`.
-    pub values: Buffer<f32>,
-    /// Logarithm of the sum of all exponentials, `[rows]`; NaN where a logit is not finite.
-    pub log_sum: Buffer<f32>,
+    /// `[rows, 2 most + 1]`.
+    pub(crate) found: Buffer<u32>,
+    pub(crate) most: usize,
+}
+
+/// What a sampler needs of one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TopOfRow {
+    /// The largest logits and their numbers, largest first, equal ones by number.
+    pub largest: Vec<(u32, f32)>,
+    /// Logarithm of the sum of all exponentials; NaN where a logit is not finite.
+    pub log_sum: f32,
+}
+
+impl TopLogits {
+    pub(crate) fn rows(&self) -> usize {
+        self.found.len() / (2 * self.most + 1)
+    }
+
+    /// Waits for it, and lands it.
+    ///
+    /// # Errors
+    /// [`Error::CallDriver`] when the copy or an earlier kernel failed.
+    pub fn read(&self) -> Result<Vec<TopOfRow>> {
+        let found = self.found.read()?;
+        let row = |row: &[u32]| {
+            let (ids, rest) = row.split_at(self.most);
+            let mut floats = rest.iter().map(|bits| f32::from_bits(*bits));
+            let largest = ids.iter().copied().zip(floats.by_ref()).collect();
+            TopOfRow { largest, log_sum: floats.next().unwrap_or(f32::NAN) }
+        };
+        Ok(found.chunks_exact(2 * self.most + 1).map(row).collect())
+    }
 }
 
 /// The `most` largest of every row of `logits`, `[rows, width]`; at most 2^24 wide.
 ///
 /// # Errors
-/// [`Error::CheckShape`] when rows are shorter than `most` or too wide, [`Error::CallDriver`] when the launch
-/// fails.
+/// [`Error::CheckShape`] when rows are shorter than `most` or too wide, [`Error::CallDriver`] when a launch fails.
 pub fn top_logits(device: &Device, logits: &Buffer<f32>, width: usize, most: usize) -> Result<TopLogits> {
     let rows = table_rows(logits, width, most)?;
     Error::unless(width <= 1 << 24, "the width of logits", "at most 2^24", width)?;
-    let mut ids = Buffer::fresh(device, rows * most, Fresh::Anything)?;
-    let mut values = Buffer::fresh(device, rows * most, Fresh::Anything)?;
-    let mut log_sum = Buffer::fresh(device, rows, Fresh::Anything)?;
-    Launch::new(device, "top_logits", [rows, 1, 1], 1024)
+    let each = part_of_logits(width, most);
+    let parts = width.div_ceil(each);
+    let mut ids: Buffer<u32> = Buffer::fresh(device, rows * parts * most, Fresh::Anything)?;
+    let mut values: Buffer<f32> = Buffer::fresh(device, rows * parts * most, Fresh::Anything)?;
+    let mut log_sums: Buffer<f32> = Buffer::fresh(device, rows * parts, Fresh::Anything)?;
+    let mut found = Buffer::fresh(device, rows * (2 * most + 1), Fresh::Anything)?;
+    Launch::new(device, "top_of_parts", [rows, parts, 1], 512)
         .read(logits)
         .write(&mut ids)
         .write(&mut values)
-        .write(&mut log_sum)
+        .write(&mut log_sums)
         .int(width)
         .int(most)
+        .int(each)
         .run()?;
-    Ok(TopLogits { ids, values, log_sum })
+    Launch::new(device, "top_of_rows", [rows, 1, 1], 32)
+        .read(&ids)
+        .read(&values)
+        .read(&log_sums)
+        .write(&mut found)
+        .int(width)
+        .int(most)
+        .int(parts)
+        .run()?;
+    Ok(TopLogits { found, most })
 }
 
 pub(crate) fn table_rows(logits: &Buffer<f32>, width: usize, most: usize) -> Result<usize> {

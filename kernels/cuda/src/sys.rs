@@ -1,7 +1,7 @@
 //! Entry points: the driver with the kernels' machine code, and the kernels as host code.
 
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::Context;
+pub(crate) use cuda::{Context, RecordedGraph};
 
 #[cfg(feature = "cuda")]
 mod peers;
@@ -9,19 +9,20 @@ mod peers;
 #[cfg(feature = "cuda")]
 mod cuda {
     use std::collections::HashMap;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64};
     use std::sync::{Arc, Mutex, PoisonError};
 
     use cudarc::driver::sys::{
         CUdevice_attribute, CUfunction_attribute_enum, CUmemPool_attribute, is_culib_present,
     };
     use cudarc::driver::{
-        CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DriverError, result,
+        CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DriverError,
+        result,
     };
     use cudarc::nvrtc::Ptx;
 
     use super::products::{Product, Products};
-    use crate::reuse::{Spare, Tables};
+    use crate::reuse::{Arena, Spare, Tables};
     use crate::{Error, Result};
 
     pub(crate) struct Module {
@@ -77,6 +78,12 @@ mod cuda {
         }
     }
 
+    /// Launches that were recorded.
+    pub(crate) struct RecordedGraph(pub(crate) CudaGraph);
+
+    // SAFETY: it belongs to no thread, and whoever launches it has it to himself.
+    unsafe impl Send for RecordedGraph {}
+
     // Above this a kernel must ask for its dynamic shared memory.
     const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
@@ -89,8 +96,13 @@ mod cuda {
         pub(crate) multiprocessors: usize,
         modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
         functions: Mutex<HashMap<String, CudaFunction>>,
-        spare: Mutex<Spare>,
-        tables: Mutex<Tables>,
+        pub(crate) spare: Mutex<Spare>,
+        pub(crate) tables: Mutex<Tables>,
+        pub(crate) arena: Mutex<Arena>,
+        /// While a step runs that is or may be recorded, memory comes from the arena.
+        pub(crate) is_step: AtomicBool,
+        /// Weights and pools that are gone: what was recorded before may name their places.
+        pub(crate) gone: AtomicU64,
         /// While launches are recorded, memory and tables are of the recording and not of the stream.
         pub(crate) is_recording: AtomicBool,
         /// None until the first product.
@@ -135,6 +147,9 @@ mod cuda {
                 functions: Mutex::default(),
                 spare: Mutex::default(),
                 tables: Mutex::default(),
+                arena: Mutex::default(),
+                is_step: AtomicBool::new(false),
+                gone: AtomicU64::new(0),
                 is_recording: AtomicBool::new(false),
                 landing: Mutex::default(),
                 products: Mutex::default(),
@@ -142,44 +157,10 @@ mod cuda {
             })
         }
 
-        /// At least `size` bytes of whatever is there.
-        pub(crate) fn allocate(&self, size: usize) -> Result<CudaSlice<u8>> {
-            let size = Spare::rounded(size);
-            if !self.is_recording.load(Ordering::Relaxed) {
-                // A panic while it was held leaves it whole, here and below.
-                let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take(size);
-                if let Some(slice) = spare {
-                    return Ok(slice);
-                }
-            }
+        /// Memory that nobody had.
+        pub(crate) fn fresh(&self, size: usize) -> Result<CudaSlice<u8>> {
             // SAFETY: any bytes are values of u8, so memory that nobody wrote holds values too.
             unsafe { self.stream.alloc(size) }.map_err(failed("allocate"))
-        }
-
-        /// Takes memory back, for whoever asks next on this stream.
-        pub(crate) fn give_back(&self, slice: CudaSlice<u8>) {
-            if !self.is_recording.load(Ordering::Relaxed) {
-                let rest = self.spare.lock().unwrap_or_else(PoisonError::into_inner).put(slice);
-                drop(rest);
-            }
-        }
-
-        /// `bytes` on the device, not to be written: the same bytes are uploaded once.
-        pub(crate) fn table(&self, bytes: &[u8]) -> Result<Arc<CudaSlice<u8>>> {
-            let is_kept = !bytes.is_empty() && !self.is_recording.load(Ordering::Relaxed);
-            let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(table) = is_kept.then(|| tables.find(bytes)).flatten() {
-                return Ok(table);
-            }
-            let mut slice = self.allocate(bytes.len().max(1))?;
-            if !bytes.is_empty() {
-                self.stream.memcpy_htod(bytes, &mut slice).map_err(failed("copy to the device"))?;
-            }
-            let table = Arc::new(slice);
-            if is_kept {
-                tables.put(bytes, &table);
-            }
-            Ok(table)
         }
 
         /// Copies from the device and waits. By way of pinned memory: the driver's own way to memory that can move is

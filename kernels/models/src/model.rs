@@ -21,6 +21,17 @@ pub trait Model<D: Device>: Send + Sync {
         memory: Memory<'_, D>,
         x: D::Tensor,
     ) -> Result<D::Tensor, OpError>;
+    /// All layers, from the ids of a step to its last rows.
+    fn step(&self, device: &D, plan: &Plan<D>, memory: Memory<'_, D>) -> Result<D::Tensor, OpError> {
+        device.step(plan, memory.states, memory.pages, &mut |states, pages| {
+            let mut x = self.embed(device, plan)?;
+            for layer in 0..self.spec().layers.len() {
+                let memory = Memory { states: &mut *states, pages: &mut *pages };
+                x = self.layer(device, layer, plan, memory, x)?;
+            }
+            Ok(x)
+        })
+    }
     /// What is needed of the logits of each row of `rows`, fp32 on the host.
     fn logits(&self, device: &D, x: &D::Tensor, rows: &[(usize, Need)]) -> Result<Vec<Logits>, OpError>;
 

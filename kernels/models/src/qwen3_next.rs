@@ -98,9 +98,9 @@ impl<D: Device> Model<D> for Qwen3Next<D> {
             Mixer::Linear(mixer) => mixer.forward(device, layer, plan, memory.states, &normed)?,
             Mixer::Full(mixer) => mixer.forward(device, (layer, &self.rope), plan, memory.pages, &normed)?,
         };
-        device.add(&mut x, &mixed)?;
-        let normed = self.normed(device, &x, &parts.between)?;
-        device.add(&mut x, &parts.mlp.forward(device, &normed)?)?;
+        let weight = (&parts.between, self.spec.hidden);
+        let normed = device.add_norm(&mut x, &mixed, weight, NormWeight::ZeroCentred, self.eps)?;
+        parts.mlp.add_to(device, &mut x, &normed)?;
         Ok(x)
     }
 

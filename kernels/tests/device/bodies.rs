@@ -10,7 +10,7 @@ use hypic_domain::tuple::TupleFormat;
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::{
     Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight,
-    OpError, Split,
+    OpError, SharedExpert, Split,
 };
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_kernels::reference::{self, Attention, Gdn, Inputs, Part, Summary, Token};
@@ -25,6 +25,7 @@ mod rows;
 
 type States = <TestDevice as Device>::States;
 type Pages = <TestDevice as Device>::Pages;
+type Tensor = <TestDevice as Device>::Tensor;
 type Weight = <TestDevice as Device>::Weight;
 
 fn spec() -> ModelSpec {

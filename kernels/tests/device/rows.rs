@@ -43,6 +43,20 @@ fn row_ops_equal_the_reference_on_one_and_on_two_threads() {
         let gate = |(i, &x): (usize, &f32)| f64::from(x) / (1.0 + (-f64::from(gates[i / 96])).exp());
         let right: Vec<f64> = x.iter().enumerate().map(gate).collect();
         within(Compared::Rows, &device.to_host(&gated).unwrap(), &right);
+        let mut sum = device.tensor(&x, 96).unwrap();
+        let wide = noise.many(96);
+        let norm = exact(&device, &wide, &[96]);
+        let found = device.add_norm(&mut sum, &ty, (&norm, 96), NormWeight::ZeroCentred, 1e-6).unwrap();
+        let sum = device.to_host(&sum).unwrap();
+        within(Compared::Rows, &sum, &x.iter().zip(&y).map(|(&x, &y)| f64::from(x + y)).collect::<Vec<_>>());
+        let right = reference::rms_norm(&sum, &wide, NormWeight::ZeroCentred, 1e-6);
+        within(Compared::Rows, &device.to_host(&found).unwrap(), &right);
+        let several = [1, 50, 33].map(|out| noise.many(out * 96));
+        let placed = several.each_ref().map(|values| weight(&device, values, &[values.len() / 96, 96]));
+        let found = device.linears(&tx, placed.each_ref()).unwrap();
+        for (found, values) in found.iter().zip(&several) {
+            within(Compared::Linear, &device.to_host(found).unwrap(), &reference::linear(&x, values, 96));
+        }
         for out in [1, 16, 50, 700] {
             let matrix = noise.many(out * 96);
             let placed = weight(&device, &matrix, &[out, 96]);
@@ -141,5 +155,64 @@ fn rows_go_to_the_experts_that_they_chose() {
         within(Compared::Linear, &device.to_host(&last).unwrap(), &right[(rows - 1) * hidden..]);
         let wrong = Experts { shape: ExpertShape { experts: count + 1, ..shape }, ..experts };
         assert!(matches!(device.experts(&tensor(&x), &wrong), Err(OpError::Shape { .. })));
+    }
+}
+
+#[test]
+fn what_the_experts_and_the_shared_one_say_is_added() {
+    let (hidden, intermediate, apart, count) = (64, 64, 96, 13);
+    let mut noise = Noise(32);
+    let router = noise.many(count * hidden);
+    let mut matrices = |count: usize, width: usize| {
+        [noise.many(count * 2 * width * hidden), noise.many(count * hidden * width)]
+    };
+    let (routed, shared) = (matrices(count, intermediate), matrices(1, apart));
+    let gate = noise.many(hidden);
+    for (rows, top, renormalise) in
+        [(1, 4, true), (2, 1, false), (10, 5, true), (12, 2, false), (65, 3, true)]
+    {
+        let device = poisoned(1);
+        let shape = ExpertShape { experts: count, top, intermediate, renormalise };
+        let (x, into) = (noise.many(rows * hidden), noise.many(rows * hidden));
+        let [gate_up, down] = &routed;
+        let [shared_gate_up, shared_down] = &shared;
+        let experts = Experts {
+            shape,
+            router: &weight(&device, &router, &[count, hidden]),
+            gate_up: &weight(&device, gate_up, &[count * 2 * intermediate, hidden]),
+            down: &weight(&device, down, &[count * hidden, intermediate]),
+        };
+        let one = SharedExpert {
+            gate_up: &weight(&device, shared_gate_up, &[2 * apart, hidden]),
+            down: &weight(&device, shared_down, &[hidden, apart]),
+            gate: &weight(&device, &gate, &[1, hidden]),
+        };
+        let said = reference::experts(&x, hidden, shape, [&router, gate_up, down]);
+        // A mixture of one expert is that expert.
+        let alone = ExpertShape { experts: 1, top: 1, intermediate: apart, renormalise: true };
+        let said_apart = reference::experts(&x, hidden, alone, [&gate, shared_gate_up, shared_down]);
+        let share = |row: usize| 1.0 / (1.0 + (-reference::linear(&x, &gate, hidden)[row]).exp());
+        let shares: Vec<f64> = (0..rows).map(share).collect();
+        let add = |x: &Tensor, of: Option<&SharedExpert<'_, TestDevice>>, first: usize| {
+            let mut sum = device.tensor(&into[first * hidden..], hidden).unwrap();
+            device.add_experts(&mut sum, x, &experts, of).unwrap();
+            device.to_host(&sum).unwrap()
+        };
+        for of in [None, Some(&one)] {
+            let right: Vec<f64> = (0..rows * hidden)
+                .map(|i| {
+                    let apart = if of.is_some() { shares[i / hidden] * said_apart[i] } else { 0.0 };
+                    f64::from(into[i]) + said[i] + apart
+                })
+                .collect();
+            let found = add(&device.tensor(&x, hidden).unwrap(), of, 0);
+            within(Compared::Linear, &found, &right);
+            let last = device.tensor(&x[(rows - 1) * hidden..], hidden).unwrap();
+            within(Compared::Linear, &add(&last, of, rows - 1), &right[(rows - 1) * hidden..]);
+        }
+        let wrong = SharedExpert { gate: experts.router, ..one };
+        let mut sum = device.tensor(&into, hidden).unwrap();
+        let x = device.tensor(&x, hidden).unwrap();
+        assert!(device.add_experts(&mut sum, &x, &experts, Some(&wrong)).is_err());
     }
 }

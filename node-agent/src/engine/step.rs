@@ -67,6 +67,22 @@ impl<D: Device> Step<D> {
         Ok(())
     }
 
+    /// Computes all layers at once.
+    ///
+    /// # Errors
+    /// What the device says; the step is lost then.
+    pub(super) fn finish(
+        &mut self,
+        device: &D,
+        model: &dyn Model<D>,
+        memory: &mut Memory<D>,
+    ) -> Result<(), OpError> {
+        let memory = ModelMemory { states: &mut memory.states, pages: &mut memory.pages };
+        self.x = Some(model.step(device, &self.plan, memory)?);
+        self.layer = model.spec().layers.len();
+        Ok(())
+    }
+
     /// What is needed of the logits of each row of `rows`.
     ///
     /// # Errors
@@ -193,6 +209,9 @@ impl<D: Device> Core<D> {
         building: &[(SegmentKey, usize)],
         recording: usize,
     ) -> Result<(), EngineError> {
+        if building.is_empty() {
+            return step.finish(&self.device, &*self.model, &mut self.memory).map_err(EngineError::run_step);
+        }
         for layer in 0..self.layers.len() {
             step.advance(&self.device, &*self.model, &mut self.memory).map_err(EngineError::run_step)?;
             for ((key, rows), run) in building.iter().zip(&step.plan.runs[recording..]) {

@@ -1,10 +1,10 @@
 //! A whole model of the 35B-A3B shape with random weights on one GPU: the figures of DESIGN §8 that need one.
 //!
-//! `model OUT.json [LAYERS] [cold] [prefill] [layers] [ops] [warm] [decode] [composed]`, layers in fours, 40 for the whole
-//! model, all parts or the named ones: a cold prompt of 64 segments on one GPU and, where there is a second, on two; cold
-//! prefill of 32k tokens, one layer of it by itself, the ops of a layer, a warm prompt of 64 cached bodies with seams of 8
-//! and one more body, decode of 1, 32 and 128 sequences, and how far composed logits are from recomputed ones. Launches are
-//! eager: no CUDA graphs. Figures are medians of wall time from the plan to logits on the host.
+//! `model OUT.json [LAYERS] [SEQUENCES] [cold] [prefill] [layers] [ops] [warm] [decode] [composed]`, layers in fours, 40 for
+//! the whole model, all parts or the named ones: a cold prompt of 64 segments on one GPU and, where there is a second, on
+//! two; cold prefill of 32k tokens, one layer of it by itself, the ops of a layer, a warm prompt of 64 cached bodies with
+//! seams of 8 and one more body, decode of 1, 32 and 128 sequences (or of so many) from recordings and eagerly, and how far
+//! composed logits are from recomputed ones. Figures are medians of wall time from the plan to logits on the host.
 //!
 //! `model OUT.json LAYERS --devices 0,1`: prefill and decode on GPU 0, then on both as ranks.
 
@@ -71,6 +71,8 @@ struct Bench {
     loaded: Loaded<Gpu>,
     states: <Gpu as hypic_kernels::op::Device>::States,
     pages: <Gpu as hypic_kernels::op::Device>::Pages,
+    /// Decode layer by layer, and not from recordings.
+    is_eager: bool,
 }
 
 impl Bench {
@@ -84,7 +86,7 @@ impl Bench {
         println!("{:.1} GB of weights in {:.1} s", loaded.bytes as f64 / 1e9, begun.elapsed().as_secs_f64());
         let pages = PROMPT.max(slots * DECODING) / PAGE;
         let (states, pages) = (device.states(&loaded.spec, slots)?, device.pages(&loaded.spec, pages, PAGE)?);
-        let mut bench = Self { device, loaded, states, pages };
+        let mut bench = Self { device, loaded, states, pages, is_eager: false };
         for slot in 0..slots {
             bench.device.reset_slot(&mut bench.states, slot)?;
         }
@@ -112,11 +114,17 @@ impl Bench {
     /// One step, and what is needed of the logits of some rows; without any of them only the layers.
     fn forward(&mut self, plan: &Plan<Gpu>, needs: &[(usize, Need)]) -> Result<Vec<Logits>> {
         let model = &self.loaded.model;
-        let mut x = model.embed(&self.device, plan)?;
-        for layer in 0..self.loaded.spec.layers.len() {
+        let x = if self.is_eager {
+            let mut x = model.embed(&self.device, plan)?;
+            for layer in 0..self.loaded.spec.layers.len() {
+                let memory = Memory { states: &mut self.states, pages: &mut self.pages };
+                x = model.layer(&self.device, layer, plan, memory, x)?;
+            }
+            x
+        } else {
             let memory = Memory { states: &mut self.states, pages: &mut self.pages };
-            x = model.layer(&self.device, layer, plan, memory, x)?;
-        }
+            model.step(&self.device, plan, memory)?
+        };
         match needs.is_empty() {
             true => Ok(self.device.wait().map(|()| Vec::new())?),
             false => Ok(model.logits(&self.device, &x, needs)?),
@@ -333,12 +341,18 @@ fn main() -> Result<()> {
     let out = words.next().context("name the file for the results")?;
     let layers = words.next().map_or(Ok(40), |word| word.parse()).context("read the number of layers")?;
     let parts: Vec<String> = words.collect();
-    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
     if let [flag, devices] = &parts[..]
         && flag == "--devices"
     {
         return ranks::compare(&out, layers, devices);
     }
+    let (numbers, parts): (Vec<&String>, Vec<&String>) =
+        parts.iter().partition(|part| part.parse::<usize>().is_ok());
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| *wanted == part);
+    let batches = match numbers[..] {
+        [] => vec![1, 32, MOST],
+        _ => numbers.iter().map(|word| word.parse()).collect::<Result<_, _>>()?,
+    };
     // Both at once: the host's memory bounds neither.
     let second = wanted("cold").then(|| std::thread::spawn(move || Bench::open(1, layers, SEGMENTS)));
     let mut bench = Bench::open(0, layers, MOST)?;
@@ -367,7 +381,11 @@ fn main() -> Result<()> {
     if wanted("warm") {
         bench.cached(&mut note)?;
     }
-    for batch in [1, 32, MOST].into_iter().filter(|_| wanted("decode")) {
+    for batch in batches.into_iter().filter(|_| wanted("decode")) {
+        bench.is_eager = true;
+        note(&format!("decode_b{batch}_layers_eager"), bench.median(REPEATS, |b| b.decode(batch, None))?);
+        bench.is_eager = false;
+        bench.decode(batch, None)?;
         note(&format!("decode_b{batch}_layers"), bench.median(REPEATS, |b| b.decode(batch, None))?);
         let draw = Need::Draw { temperature: 1.0, uniform: 0.5, largest: 0 };
         let needs =

@@ -6,7 +6,10 @@ use hypic_kernels::op::{Experts, OpError};
 use super::memory::Tensor;
 use super::{CudaDevice, product_of};
 use crate::memory::Float;
-use crate::{Buffer, ExpertsForm, Sent, choose_experts, experts_form, product, route, swiglu};
+use crate::{
+    Buffer, ExpertWeights, ExpertsForm, ProductSize, Sent, choose_experts, experts_form, product, route,
+    swiglu,
+};
 
 const OP: &str = "experts";
 
@@ -17,14 +20,8 @@ pub(super) fn experts<E: Float>(
 ) -> Result<Tensor<E>, OpError> {
     let shape = experts.shape;
     let (count, width, hidden) = (shape.experts, shape.intermediate, x.width);
-    let (router, scores) = product_of(OP, x, experts.router)?;
-    let (gate_up, [rows_in, columns_in]) = experts.gate_up.matrix(OP)?;
-    let (down, [rows_out, columns_out]) = experts.down.matrix(OP)?;
-    equal(OP, "experts of the router", count, scores.outer)?;
-    equal(OP, "rows of gate and up", count * 2 * width, rows_in)?;
-    equal(OP, "columns of gate and up", hidden, columns_in)?;
-    equal(OP, "rows of down", count * hidden, rows_out)?;
-    equal(OP, "columns of down", width, columns_out)?;
+    let (router, ExpertWeights { gate_up, down, .. }) = weights_of(OP, x, experts)?;
+    let scores = ProductSize { rows: x.rows(), inner: hidden, outer: count };
     device.written(OP, (x.rows(), hidden), |gpu, out| {
         let mut logits: Buffer<f32> = device.output(scores.rows * count)?;
         product(gpu, &x.values, router, &mut logits, scores)?;
@@ -49,4 +46,22 @@ pub(super) fn experts<E: Float>(
         }
         routes.combine(gpu, &said, out, hidden)
     })
+}
+
+/// The router's matrix and those of the experts, after a check of their shapes.
+pub(super) fn weights_of<'a, E: Float>(
+    op: &'static str,
+    x: &Tensor<E>,
+    experts: &Experts<'a, CudaDevice<E>>,
+) -> Result<(&'a Buffer<E>, ExpertWeights<'a, E>), OpError> {
+    let (count, width, hidden) = (experts.shape.experts, experts.shape.intermediate, x.width);
+    let (router, scores) = product_of(op, x, experts.router)?;
+    let (gate_up, [rows_in, columns_in]) = experts.gate_up.matrix(op)?;
+    let (down, [rows_out, columns_out]) = experts.down.matrix(op)?;
+    equal(op, "experts of the router", count, scores.outer)?;
+    equal(op, "rows of gate and up", count * 2 * width, rows_in)?;
+    equal(op, "columns of gate and up", hidden, columns_in)?;
+    equal(op, "rows of down", count * hidden, rows_out)?;
+    equal(op, "columns of down", width, columns_out)?;
+    Ok((router, ExpertWeights { width, gate_up, down }))
 }

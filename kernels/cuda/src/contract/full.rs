@@ -8,6 +8,7 @@ use hypic_kernels::op::{FullInput, OpError};
 use hypic_kernels::plan::{Plan, Run};
 
 use super::memory::{Pages, Tensor};
+use super::step_tables::locked;
 use super::tuple::LayerParts;
 use super::{CudaDevice, failed};
 use crate::contexts::{Context, Contexts, Token};
@@ -27,19 +28,36 @@ pub(super) fn full_mixer<E: Float>(
     equal(OP, "query values", rows * shape.heads * shape.key, input.query.values.len())?;
     equal(OP, "key values", rows * shape.kv_heads * shape.key, input.key.values.len())?;
     equal(OP, "value values", rows * shape.kv_heads * shape.value, input.value.values.len())?;
-    let (rope, positions) = input.rope.table(OP, shape.rotary)?;
+    let (_, positions) = input.rope.table(OP, shape.rotary)?;
     let page_tokens = pages.page_tokens;
     let room = Room { pages: pages.pages, page_tokens, positions };
     check::contexts(input.layer, plan, room)?;
-    let listed = plan.runs.iter().map(|run| Listed::new(run, input.layer, page_tokens));
-    let listed = listed.collect::<Result<Vec<_>, _>>()?;
+    if let Some(tables) = device.tables() {
+        let mut tables = locked(&tables);
+        if let Some(contexts) = tables.contexts(&device.device, plan, (input.layer, *shape, room))? {
+            return attend(device, input, contexts, pages);
+        }
+    }
+    let listed = listed(plan, input.layer, page_tokens)?;
     // A panic while it was held leaves tables that are whole, or none.
     let mut kept = device.contexts.lock().unwrap_or_else(PoisonError::into_inner);
     let tables = match kept.take() {
         Some(tables) if tables.are_of(shape, page_tokens, &listed) => tables,
         _ => Tables::new(device, *shape, page_tokens, listed).map_err(failed(OP))?,
     };
-    let contexts = &mut kept.insert(tables).contexts;
+    attend(device, input, &mut kept.insert(tables).contexts, pages)
+}
+
+/// Keys and values into the pages, then attention.
+fn attend<E: Float>(
+    device: &CudaDevice<E>,
+    input: &FullInput<'_, CudaDevice<E>>,
+    contexts: &mut Contexts,
+    pages: &mut Pages<E>,
+) -> Result<Tensor<E>, OpError> {
+    let shape = input.shape;
+    let (rope, _) = input.rope.table(OP, shape.rotary)?;
+    let rows = contexts.rows();
     let layer = pages.layer_mut(OP, input.layer)?;
     let new = [&input.key.values, &input.value.values];
     store_kv(&device.device, new, contexts, &mut layer.key, &mut layer.value).map_err(failed(OP))?;
@@ -57,9 +75,18 @@ pub(super) fn full_mixer<E: Float>(
     })
 }
 
+/// What the rows of each run attend to.
+pub(super) fn listed<E: Float>(
+    plan: &Plan<CudaDevice<E>>,
+    layer: usize,
+    page_tokens: usize,
+) -> Result<Vec<Listed>, OpError> {
+    plan.runs.iter().map(|run| Listed::new(run, layer, page_tokens)).collect()
+}
+
 /// What a run's rows attend to, and where they stand.
 #[derive(PartialEq)]
-struct Listed {
+pub(super) struct Listed {
     tokens: Vec<Token>,
     rows: Vec<u32>,
 }
@@ -79,8 +106,7 @@ impl Tables {
         page_tokens: usize,
         listed: Vec<Listed>,
     ) -> crate::Result<Self> {
-        let contexts: Vec<Context<'_>> =
-            listed.iter().map(|run| Context { tokens: &run.tokens, rows: &run.rows }).collect();
+        let contexts: Vec<Context<'_>> = listed.iter().map(Listed::context).collect();
         let contexts = Contexts::new(&device.device, shape, page_tokens, &contexts)?;
         Ok(Self { listed, shape, page_tokens, contexts })
     }
@@ -91,6 +117,10 @@ impl Tables {
 }
 
 impl Listed {
+    pub(super) fn context(&self) -> Context<'_> {
+        Context { tokens: &self.tokens, rows: &self.rows }
+    }
+
     /// All tokens that a run's rows may see, by ascending position.
     fn new<E: Float>(run: &Run<CudaDevice<E>>, layer: usize, page_tokens: usize) -> Result<Self, OpError> {
         let slot = |page: usize, token: usize| (page * page_tokens + token % page_tokens) as u32;
@@ -110,7 +140,9 @@ impl Listed {
             slot: slot(context.pages[token / page_tokens], token),
             position,
         }));
-        tokens.sort_by_key(|token| token.position);
+        if !context.bodies.is_empty() {
+            tokens.sort_by_key(|token| token.position);
+        }
         Ok(Self { tokens, rows: context.live[context.live.len() - run.rows.len()..].to_vec() })
     }
 }

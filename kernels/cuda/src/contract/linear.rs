@@ -1,7 +1,8 @@
 //! The linear mixer: convolution, gates, and every run's program of rows and bodies.
 //!
 //! Runs that record, and long ones, are launched in the form of prefill, and runs with bodies one by one in that of
-//! composition; all others, decode among them, go through one launch. What a run gets does not depend on the others.
+//! composition; all others, decode among them, go through one launch. What a run gets does not depend on the others; a
+//! step of one row for each has a form of its own with the same bits (`step.rs`).
 
 use std::sync::PoisonError;
 
@@ -14,6 +15,7 @@ use hypic_kernels::plan::{Plan, Record, Rule, Run, RunOp};
 use super::memory::{SlotLayer, States, Tensor};
 use super::prefill;
 use super::record::LayerRecord;
+use super::step::{is_step, linear_step};
 use super::tuple::{LayerParts, LinearParts, gdn_only};
 use super::{CudaDevice, failed};
 use crate::conv_warm::Tails;
@@ -24,7 +26,7 @@ use crate::programs::{
 };
 use crate::{Buffer, ConvWarm, Places, RawRow, Rows, Shape, Span, TAPS, conv_warm, gates};
 
-const OP: &str = "linear_mixer";
+pub(super) const OP: &str = "linear_mixer";
 /// Runs of more rows than this, without bodies, are prefilled by themselves.
 pub(super) const SHORT: usize = 32;
 
@@ -40,6 +42,9 @@ pub(super) fn linear_mixer<E: Float>(
     let place = states.layer(input.layer).map_err(failed(OP))?;
     if place.shape != *input.shape {
         return Err(OpError::shape(OP, format!("{:?}", place.shape), format!("{:?}", input.shape)));
+    }
+    if is_step(plan) {
+        return linear_step(device, input, plan, states, place);
     }
     let Gates::Gdn { a, b, a_log, dt_bias } = &input.gates;
     let heads = input.shape.heads;
@@ -124,7 +129,7 @@ fn check<E: Float>(
     Ok(())
 }
 
-fn shape_of(shape: &LinearShape) -> Shape {
+pub(super) fn shape_of(shape: &LinearShape) -> Shape {
     Shape { heads: shape.heads, key_heads: shape.key_heads, width: shape.key }
 }
 

@@ -8,6 +8,7 @@ use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{HostTensor, OpError};
 
 use super::failed;
+use super::replay::Recordings;
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Result};
 
@@ -27,6 +28,15 @@ impl<E: Float> Tensor<E> {
 pub struct Weight<E: Float> {
     values: Values<E>,
     shape: Vec<usize>,
+}
+
+impl<E: Float> Drop for Weight<E> {
+    fn drop(&mut self) {
+        match &self.values {
+            Values::Compute(values) => values.device().note_gone(),
+            Values::Exact(values) => values.device().note_gone(),
+        }
+    }
 }
 
 /// In the format of the products, or in fp32.
@@ -136,6 +146,12 @@ pub struct States<E: Float> {
     layers: Vec<Option<SlotLayer>>,
 }
 
+impl<E: Float> Drop for States<E> {
+    fn drop(&mut self) {
+        self.state.device().note_gone();
+    }
+}
+
 /// A copy of one slot.
 pub struct SlotState<E: Float> {
     state: Buffer<f32>,
@@ -238,6 +254,8 @@ pub struct Pages<E: Float> {
     pub(super) pages: usize,
     bodies: usize,
     layers: Vec<Option<LayerPages<E>>>,
+    /// Steps over these pages that can be run again.
+    pub(super) recordings: Recordings<E>,
 }
 
 /// Pages of one layer of a body; dropping it gives them back.
@@ -279,7 +297,7 @@ impl<E: Float> Pages<E> {
             })),
         };
         let layers = spec.layers.iter().map(layer).collect::<Result<_>>()?;
-        Ok(Self { page_tokens, pages, bodies, layers })
+        Ok(Self { page_tokens, pages, bodies, layers, recordings: Recordings::default() })
     }
 
     pub(super) fn copy_page(&mut self, from: usize, to: usize) -> Result<()> {
@@ -296,6 +314,11 @@ impl<E: Float> Pages<E> {
             }
         }
         Ok(())
+    }
+
+    /// The full layers.
+    pub(super) fn full_layers(&self) -> impl Iterator<Item = usize> {
+        self.layers.iter().enumerate().filter_map(|(layer, pages)| pages.as_ref().map(|_| layer))
     }
 
     /// The pages of a full layer.

@@ -5,9 +5,9 @@ use hypic_kernels::check::equal;
 use hypic_kernels::op::OpError;
 
 use super::memory::{Tensor, Weight};
-use super::{CudaDevice, failed, product_of};
+use super::{CudaDevice, failed, few, product_of};
 use crate::memory::Float;
-use crate::{Buffer, Device, Draw, TopLogits, draw_logits, product, top_logits};
+use crate::{Buffer, Device, Draw, TopLogits, draw_logits, top_logits};
 
 const OP: &str = "scores";
 
@@ -21,7 +21,7 @@ pub(super) fn scores<E: Float>(
     equal(OP, "needs", size.rows, needs.len())?;
     let make = || {
         let mut rows: Buffer<f32> = device.output(size.rows * size.outer)?;
-        product(&device.device, &x.values, values, &mut rows, size)?;
+        few::product(&device.device, &x.values, values, &mut rows, size)?;
         landed(&device.device, &rows, size.outer, needs)
     };
     make().map_err(failed(OP))
@@ -37,13 +37,10 @@ fn landed(device: &Device, rows: &Buffer<f32>, width: usize, needs: &[Need]) -> 
     let Some(most) = most.max() else { return (0..needs.len()).map(whole).collect() };
     let top = top_logits(device, rows, width, most)?;
     let mut drawn = drawn(device, rows, width, (&top, needs))?.into_iter();
-    let (ids, values, log_sum) = (top.ids.read()?, top.values.read()?, top.log_sum.read()?);
-    let largest = |row: usize, wanted: usize| {
-        let part = row * most..row * most + most.min(wanted);
-        ids[part.clone()].iter().copied().zip(values[part].iter().copied()).collect()
-    };
+    let top = top.read()?;
+    let largest = |row: usize, wanted: usize| top[row].largest.iter().copied().take(wanted).collect();
     let logits = |(row, need): (usize, &Need)| {
-        let log_sum = f64::from(log_sum[row]);
+        let log_sum = f64::from(top[row].log_sum);
         match *need {
             Need::Largest(most) => Ok(Logits::Largest { largest: largest(row, most), log_sum }),
             Need::Draw { largest: most, .. } => {

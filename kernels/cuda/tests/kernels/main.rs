@@ -10,6 +10,7 @@ mod compose_seam;
 mod conv_warm;
 mod draw;
 mod experts;
+mod few;
 mod gdn_chunks;
 mod mla;
 mod norm;

@@ -20,6 +20,7 @@ use serde_json::Value;
 mod parallel;
 #[path = "../../../models/tests/parallel/session.rs"]
 mod session;
+mod steps;
 
 use session::Session;
 
@@ -137,4 +138,14 @@ fn greedy_answers_are_the_same_in_fp32() {
 #[test]
 fn greedy_answers_are_the_same_in_bf16() {
     answers_equal(&CudaDevice::<bf16>::poisoned(device(), 2048));
+}
+
+#[test]
+fn steps_run_again_have_the_same_bits_in_fp32() {
+    steps::steps_run_again_have_the_same_bits(&CudaDevice::<f32>::poisoned(device(), 0));
+}
+
+#[test]
+fn steps_run_again_have_the_same_bits_in_bf16() {
+    steps::steps_run_again_have_the_same_bits(&CudaDevice::<bf16>::poisoned(device(), 0));
 }

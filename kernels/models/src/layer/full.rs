@@ -61,9 +61,9 @@ impl<D: Device> FullLayer<D> {
     ) -> Result<D::Tensor, OpError> {
         let width = self.shape.key;
         let norm = |x, weight| device.rms_norm(&x, weight, width, NormWeight::ZeroCentred, self.eps);
-        let query = norm(device.linear(x, &self.query)?, &self.query_norm)?;
-        let key = norm(device.linear(x, &self.key)?, &self.key_norm)?;
-        let value = device.linear(x, &self.value)?;
+        let weights = [&self.query, &self.gate, &self.key, &self.value];
+        let [query, gate, key, value] = device.linears(x, weights)?;
+        let (query, key) = (norm(query, &self.query_norm)?, norm(key, &self.key_norm)?);
         let input = FullInput {
             layer,
             shape: &self.shape,
@@ -74,7 +74,7 @@ impl<D: Device> FullLayer<D> {
             scale: (width as f32).powf(-0.5),
         };
         let mut mixed = device.full_mixer(&input, plan, pages)?;
-        device.sigmoid_gate(&mut mixed, &device.linear(x, &self.gate)?)?;
+        device.sigmoid_gate(&mut mixed, &gate)?;
         device.linear(&mixed, &self.out)
     }
 }

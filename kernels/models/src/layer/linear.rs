@@ -93,12 +93,11 @@ impl<D: Device> LinearLayer<D> {
         states: &mut D::States,
         x: &D::Tensor,
     ) -> Result<D::Tensor, OpError> {
-        let raw = device.linear(x, &self.raw)?;
-        let (a, b) = (device.linear(x, &self.decay)?, device.linear(x, &self.write)?);
+        let weights = [&self.raw, &self.gate, &self.decay, &self.write];
+        let [raw, gate, a, b] = device.linears(x, weights)?;
         let gates = Gates::Gdn { a: &a, b: &b, a_log: &self.a_log, dt_bias: &self.dt_bias };
         let input = LinearInput { layer, shape: &self.shape, raw: &raw, conv: Some(&self.conv), gates };
         let mixed = device.linear_mixer(&input, plan, states)?;
-        let gate = device.linear(x, &self.gate)?;
         let normed = device.gated_norm(&mixed, &gate, &self.norm, self.shape.value, self.eps)?;
         device.linear(&normed, &self.out)
     }

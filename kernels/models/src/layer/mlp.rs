@@ -1,6 +1,6 @@
 //! The feed-forward parts: dense, `down(silu(gate(x)) * up(x))`, and a mixture of experts of that form.
 
-use hypic_kernels::op::{Device, ExpertShape, Experts, OpError, Split};
+use hypic_kernels::op::{Device, ExpertShape, Experts, OpError, SharedExpert, Split};
 
 use crate::config::FeedForward;
 use crate::error::LoadError;
@@ -47,10 +47,11 @@ impl<D: Device> Mlp<D> {
         }
     }
 
-    pub(crate) fn forward(&self, device: &D, x: &D::Tensor) -> Result<D::Tensor, OpError> {
+    /// Adds what this part says of `x` to `into`.
+    pub(crate) fn add_to(&self, device: &D, into: &mut D::Tensor, x: &D::Tensor) -> Result<(), OpError> {
         match self {
-            Self::Dense(dense) => dense.forward(device, x),
-            Self::Mixture(mixture) => mixture.forward(device, x),
+            Self::Dense(dense) => device.add(into, &dense.forward(device, x)?),
+            Self::Mixture(mixture) => mixture.add_to(device, into, x),
         }
     }
 }
@@ -120,14 +121,11 @@ impl<D: Device> Mixture<D> {
         })
     }
 
-    fn forward(&self, device: &D, x: &D::Tensor) -> Result<D::Tensor, OpError> {
+    fn add_to(&self, device: &D, into: &mut D::Tensor, x: &D::Tensor) -> Result<(), OpError> {
         let Self { shape, router, gate_up, down, shared } = self;
-        let mut out = device.experts(x, &Experts { shape: *shape, router, gate_up, down })?;
-        if let Some((dense, gate)) = shared {
-            let mut said = dense.forward(device, x)?;
-            device.sigmoid_gate(&mut said, &device.linear(x, gate)?)?;
-            device.add(&mut out, &said)?;
-        }
-        Ok(out)
+        let experts = Experts { shape: *shape, router, gate_up, down };
+        let shared =
+            shared.as_ref().map(|(Dense { gate_up, down }, gate)| SharedExpert { gate_up, down, gate });
+        device.add_experts(into, x, &experts, shared.as_ref())
     }
 }

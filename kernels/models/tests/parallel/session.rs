@@ -45,11 +45,8 @@ impl<'a, D: Device> Session<'a, D> {
         let run = Run { rows: rows.clone(), slot, context, ops, record };
         let mut plan = Plan { ids: ids.to_vec(), runs: vec![run] };
         let model = &self.loaded.model;
-        let mut x = model.embed(self.device, &plan).unwrap();
-        for layer in 0..self.loaded.spec.layers.len() {
-            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
-            x = model.layer(self.device, layer, &plan, memory, x).unwrap();
-        }
+        let memory = Memory { states: &mut self.states, pages: &mut self.pages };
+        let x = model.step(self.device, &plan, memory).unwrap();
         let logits = model.all_logits(self.device, &x, &rows.collect::<Vec<_>>()).unwrap();
         (logits, plan.runs.remove(0).context)
     }

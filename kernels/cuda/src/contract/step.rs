@@ -1,0 +1,79 @@
+//! One token of many sequences through a linear layer: the form of decode.
+
+use hypic_domain::family::Family;
+use hypic_kernels::op::{Gates, LinearInput, OpError};
+use hypic_kernels::plan::{Plan, Run, RunOp};
+
+use super::CudaDevice;
+use super::linear::{OP, shape_of};
+use super::memory::{SlotLayer, States, Tensor};
+use super::step_tables::locked;
+use crate::conv_warm::TAPS;
+use crate::memory::{Float, Table};
+use crate::programs::Pool;
+use crate::step::{ConvStep, conv_step, gdn_step};
+use crate::{Buffer, Rows};
+
+/// Whether every sequence of a step has one row and nothing else.
+pub(super) fn is_step<E: Float>(plan: &Plan<CudaDevice<E>>) -> bool {
+    let is_row = |run: &Run<_>| run.record.is_none() && matches!(&run.ops[..], [RunOp::Rows(_)]);
+    plan.runs.iter().all(|run| run.rows.len() == 1 && is_row(run))
+}
+
+/// The slot of each sequence of a step.
+pub(super) fn slots_of<E: Float>(plan: &Plan<CudaDevice<E>>) -> Vec<u32> {
+    plan.runs.iter().map(|run| run.slot as u32).collect()
+}
+
+/// The linear mixer of such a step: its inputs were checked.
+pub(super) fn linear_step<E: Float>(
+    device: &CudaDevice<E>,
+    input: &LinearInput<'_, CudaDevice<E>>,
+    plan: &Plan<CudaDevice<E>>,
+    states: &mut States<E>,
+    place: SlotLayer,
+) -> Result<Tensor<E>, OpError> {
+    let (shape, rows) = (shape_of(input.shape), plan.ids.len());
+    let Some(taps) = input.conv else {
+        let what = "a layer without a convolution".to_owned();
+        return Err(OpError::Unsupported { op: OP, what });
+    };
+    let (taps, _) = taps.table(OP, TAPS)?;
+    let Gates::Gdn { a, b, a_log, dt_bias } = &input.gates;
+    let decay = [a_log.vector(OP, shape.heads)?, dt_bias.vector(OP, shape.heads)?];
+    device.written(OP, (rows, shape.heads * shape.width), |gpu, out| {
+        let step = device.tables();
+        let step = step.as_ref().map(locked);
+        let named = slots_of(plan);
+        let placed;
+        let slots = match step.as_ref().and_then(|tables| tables.slots(&named)) {
+            Some(slots) => slots,
+            None => {
+                placed = Table::new(gpu, &named)?;
+                &*placed
+            }
+        };
+        let narrow = |heads: usize| -> crate::Result<Buffer<E>> { device.output(rows * heads * shape.width) };
+        let (mut q, mut k, mut v) =
+            (narrow(shape.key_heads)?, narrow(shape.key_heads)?, narrow(shape.heads)?);
+        let (mut gate, mut write) = (device.output(rows * shape.heads)?, device.output(rows * shape.heads)?);
+        let conv = ConvStep {
+            shape,
+            x: &input.raw.values,
+            taps,
+            slots,
+            most: states.slots,
+            tails: &mut states.tails,
+            first: place.tail,
+            stride: states.tail_stride,
+            ab: [&a.values, &b.values],
+            decay,
+            qkv: [&mut q, &mut k, &mut v],
+            gates: [&mut gate, &mut write],
+        };
+        conv_step(gpu, conv)?;
+        let rows = Rows { family: Family::Gdn, shape, q: &q, k: &k, v: &v, gate: &gate, beta: &write };
+        let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
+        gdn_step(gpu, rows, (slots, states.slots), pool, out)
+    })
+}

@@ -1,0 +1,108 @@
+use half::bf16;
+
+use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, fits_at_once, shares_of, tiles_per_block};
+use crate::launch::Launch;
+use crate::memory::{Float, Fresh};
+use crate::product_few::{CHUNK, TILE_OUTER, TILE_ROWS};
+use crate::{Buffer, Device, Error, Experts, Result};
+
+/// Outputs of a tile of gate and up.
+const TILE_INNER: usize = 8;
+
+/// Matrices of experts, one behind the other.
+#[derive(Clone, Copy)]
+pub struct ExpertWeights<'a, E: Float> {
+    /// Width of an expert.
+    pub width: usize,
+    /// `[experts, 2 width, hidden]`: gate, then up.
+    pub gate_up: &'a Buffer<E>,
+    /// `[experts, hidden, width]`.
+    pub down: &'a Buffer<E>,
+}
+
+impl<E: Float> ExpertWeights<'_, E> {
+    fn check(&self, experts: usize, hidden: usize) -> Result<()> {
+        let size = experts * self.width * hidden;
+        let fits = self.width > 0 && self.width.is_multiple_of(CHUNK);
+        Error::unless(fits, "the width of an expert", "a multiple of 32", self.width)?;
+        Error::unless(self.gate_up.len() == 2 * size, "gate and up", 2 * size, self.gate_up.len())?;
+        Error::unless(self.down.len() == size, "down", size, self.down.len())
+    }
+}
+
+/// A mixture of experts over few rows.
+pub struct ExpertsFew<'a, E: Float> {
+    /// Rows, `[rows, hidden]`.
+    pub x: &'a Buffer<E>,
+    /// Width of a row.
+    pub hidden: usize,
+    /// Experts that there are.
+    pub experts: usize,
+    /// What the rows chose, at most [`FEW_ROWS_OF_EXPERTS`] of them.
+    pub chosen: &'a Experts,
+    /// Those that are chosen from.
+    pub routed: ExpertWeights<'a, E>,
+    /// The one that all rows share, and its gates before the sigmoid, `[rows]`.
+    pub shared: Option<(ExpertWeights<'a, E>, &'a Buffer<f32>)>,
+    /// `[rows, hidden]`; what the experts say is added to it.
+    pub out: &'a mut Buffer<E>,
+}
+
+/// `out += sum of share times down(silu(gate x) * up x)` over what each row chose, and the shared expert: three launches,
+/// in which every weight that somebody chose streams once for each eight of its rows. A row's results do not depend on the
+/// other rows.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, for other formats than bf16, or too many rows;
+/// [`Error::CallDriver`] when a launch fails.
+pub fn experts_few<E: Float>(device: &Device, run: ExpertsFew<'_, E>) -> Result<()> {
+    let ExpertsFew { x, hidden, experts, chosen: Experts { chosen, weights }, routed, shared, out } = run;
+    Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
+    let fits = hidden > 0 && hidden.is_multiple_of(CHUNK) && x.len().is_multiple_of(hidden);
+    Error::unless(fits, "the width of rows", "a multiple of 32, a divisor of the rows", hidden)?;
+    let (rows, assignments) = (x.len() / hidden, chosen.len());
+    Error::unless(rows <= FEW_ROWS_OF_EXPERTS, "rows", format!("at most {FEW_ROWS_OF_EXPERTS}"), rows)?;
+    Error::unless(out.len() == x.len(), "the sums", x.len(), out.len())?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let top = assignments / rows;
+    let whole = top > 0 && top * rows == assignments && weights.len() == assignments;
+    Error::unless(whole, "assignments", format!("as many for each of {rows} rows"), assignments)?;
+    routed.check(experts, hidden)?;
+    if let Some((weights, gates)) = &shared {
+        weights.check(1, hidden)?;
+        Error::unless(gates.len() == rows, "gates of the shared expert", rows, gates.len())?;
+    }
+    let (apart_weights, gates) = shared.unzip();
+    let apart = apart_weights.map_or(0, |weights| weights.width);
+    let jobs = assignments.min(experts) + if apart > 0 { rows.div_ceil(TILE_ROWS) } else { 0 };
+    let mut inner: Buffer<E> = Buffer::fresh(device, assignments * routed.width, Fresh::Anything)?;
+    let mut inner_apart: Buffer<E> = Buffer::fresh(device, rows * apart, Fresh::Anything)?;
+    let mut said: Buffer<f32> = Buffer::fresh(device, assignments * hidden, Fresh::Anything)?;
+    let mut said_apart: Buffer<f32> =
+        Buffer::fresh(device, if apart > 0 { rows * hidden } else { 0 }, Fresh::Anything)?;
+    let wide = routed.width.max(apart);
+    let numbers = [rows, top, experts, hidden, routed.width, apart];
+    let Shares { split, tiles } = shares_of(hidden);
+    let grid = [wide.div_ceil(TILE_INNER).div_ceil(tiles), jobs, 1];
+    let kernel = match fits_at_once(grid[0] * jobs, device.multiprocessors()) {
+        true => "experts_few_gate_up_wide",
+        false => "experts_few_gate_up",
+    };
+    let launch = Launch::new(device, kernel, grid, 32 * split * tiles).overlapping();
+    let launch = launch.read(x).read(routed.gate_up).read_if(apart_weights.map(|weights| weights.gate_up));
+    let launch = launch.read(chosen).write(&mut inner).write(&mut inner_apart);
+    numbers.into_iter().fold(launch, Launch::int).int(split).run()?;
+    let (shares, count) = (shares_of(wide), hidden.div_ceil(TILE_OUTER));
+    let (split, tiles) = (shares.split, tiles_per_block(shares, count * jobs, device.multiprocessors()));
+    let grid = [count.div_ceil(tiles), jobs, 1];
+    let launch = Launch::new(device, "experts_few_down", grid, 32 * split * tiles).overlapping();
+    let launch = launch.read(&inner).read(&inner_apart).read(routed.down);
+    let launch = launch.read_if(apart_weights.map(|weights| weights.down));
+    let launch = launch.read(chosen).write(&mut said).write(&mut said_apart);
+    numbers.into_iter().fold(launch, Launch::int).int(split).run()?;
+    let launch = Launch::new(device, "experts_few_sum", [rows, hidden.div_ceil(128), 1], 128).overlapping();
+    let launch = launch.read(&said).read(&said_apart).read(weights).read_if(gates);
+    launch.write(out).int(hidden).int(top).int(usize::from(gates.is_some())).run()
+}

@@ -1,0 +1,37 @@
+//! Ops that a device may do at once, one by one.
+
+use super::{Device, Experts, OpError, SharedExpert};
+
+/// [`Device::linears`] one by one.
+///
+/// # Errors
+/// As [`Device::linear`].
+pub fn linears_apart<D: Device, const N: usize>(
+    device: &D,
+    x: &D::Tensor,
+    weights: [&D::Weight; N],
+) -> Result<[D::Tensor; N], OpError> {
+    let all = weights.into_iter().map(|weight| device.linear(x, weight)).collect::<Result<Vec<_>, _>>()?;
+    let found = all.len();
+    all.try_into().map_err(|_| OpError::shape("linears", N, found))
+}
+
+/// [`Device::add_experts`] op by op.
+///
+/// # Errors
+/// As the ops.
+pub fn add_experts_apart<D: Device>(
+    device: &D,
+    into: &mut D::Tensor,
+    x: &D::Tensor,
+    experts: &Experts<'_, D>,
+    shared: Option<&SharedExpert<'_, D>>,
+) -> Result<(), OpError> {
+    let mut out = device.experts(x, experts)?;
+    if let Some(SharedExpert { gate_up, down, gate }) = shared {
+        let mut said = device.linear(&device.swiglu(&device.linear(x, gate_up)?)?, down)?;
+        device.sigmoid_gate(&mut said, &device.linear(x, gate)?)?;
+        device.add(&mut out, &said)?;
+    }
+    device.add(into, &out)
+}
