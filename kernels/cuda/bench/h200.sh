@@ -41,5 +41,6 @@ if wanted peers; then
 fi
 wanted fleet && step 20 fleet "$programs/hypic-devices" --binaries "$programs" --dir "$out/fleets" --model e2e/models/hypic-tiny \
   --eval e2e/eval/questions.jsonl.gz
+python3 "$here/table.py" "$out"
 echo "$gpus GPUs; failed:${failed:- none}"
 [ -z "$failed" ]
