@@ -95,6 +95,11 @@ pub enum PartKind {
     Value,
 }
 
+impl PartKind {
+    /// The parts that a layer can have, in the order in which they lie.
+    pub const ALL: [Self; 5] = [Self::Transition, Self::State, Self::Tail, Self::Key, Self::Value];
+}
+
 /// One part: where it lies in the tuple's bytes and what sum it must have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartSpec {

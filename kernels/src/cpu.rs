@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use domain::logits::{Logits, Need};
 use domain::model::{LayerSpec, ModelSpec};
-use domain::tuple::{Dtype, TupleFormat};
+use domain::tuple::TupleFormat;
 use hypic_domain as domain;
 use pulp::Arch;
 use rayon::prelude::*;
@@ -214,9 +214,17 @@ impl Device for CpuDevice {
         layer: usize,
         spec: &ModelSpec,
         _: &mut Pages,
-        host: HostLayer,
+        host: &HostLayer,
     ) -> Result<LayerParts, OpError> {
         LayerParts::from_host(layer, spec, host)
+    }
+
+    fn format(&self, wanted: &TupleFormat) -> TupleFormat {
+        TupleFormat { layout: 0, ..*wanted }
+    }
+
+    fn layer_bytes(&self, parts: &LayerParts) -> u64 {
+        parts.bytes()
     }
 
     fn recording(&self, spec: &ModelSpec) -> Result<Recording, OpError> {
@@ -231,8 +239,9 @@ impl Device for CpuDevice {
         Ok(built.clone())
     }
 
-    fn keeps(&self, format: &TupleFormat) -> bool {
-        [format.transition, format.state, format.tail, format.kv].iter().all(|dtype| *dtype == Dtype::F32)
+    fn keeps(&self, _: &TupleFormat) -> bool {
+        // What is built is what is stored.
+        true
     }
 
     fn adopt(
@@ -242,7 +251,7 @@ impl Device for CpuDevice {
         _: &mut Pages,
         built: &Arc<HostLayer>,
     ) -> Result<LayerParts, OpError> {
-        LayerParts::from_host(layer, spec, HostLayer::clone(built))
+        LayerParts::from_host(layer, spec, built)
     }
 
     fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor, OpError> {

@@ -14,4 +14,5 @@ pub mod parallel;
 pub mod plan;
 pub mod random;
 pub mod reference;
+mod stored;
 pub mod tolerance;

@@ -14,6 +14,7 @@ use hypic_domain as domain;
 
 use crate::plan::{Context, Plan};
 use crate::random::RandomMatrix;
+pub use crate::stored::{Checked, HostLayer, StoredPart};
 
 pub use apart::{add_experts_apart, linears_apart};
 
@@ -43,6 +44,14 @@ pub enum OpError {
     NotArrived {
         /// The layer.
         layer: usize,
+    },
+    /// A value to be stored is NaN or infinite.
+    #[error("{op}: a value of {what} is not finite")]
+    NotFinite {
+        /// The op.
+        op: &'static str,
+        /// What it is part of.
+        what: String,
     },
     /// No memory for it.
     #[error("{what} needs {needed} bytes and the device has {free}")]
@@ -100,29 +109,6 @@ pub enum Split {
     Rows(Vec<usize>),
     /// The last axis of a matrix is cut: products with it are parts of a sum.
     Columns,
-}
-
-/// One layer of a tuple in host memory, fp32.
-#[derive(Clone, Debug, PartialEq)]
-pub enum HostLayer {
-    /// A linear layer.
-    Linear {
-        /// Which heads have a `T`, `[heads]`.
-        live: Vec<bool>,
-        /// `T` of the live heads, `[live heads, form]`.
-        transition: Vec<f32>,
-        /// `S`, `[heads, key, value]`.
-        state: Vec<f32>,
-        /// Raw convolution inputs, oldest first, `[K-1, channels]`.
-        tail: Vec<f32>,
-    },
-    /// A full layer.
-    Full {
-        /// Keys before rotation, `[kv heads, body, key]`.
-        key: Vec<f32>,
-        /// Values, `[kv heads, body, value]`.
-        value: Vec<f32>,
-    },
 }
 
 /// How an RMS norm uses its weight.
@@ -298,14 +284,23 @@ pub trait Device: Send + Sync + 'static {
 
     // --- tuples ---
 
-    /// Takes one layer of a tuple over, for use with `pages`: a device may keep the KV of bodies beside them.
+    /// The number formats and the layout in which this device stores tuples where a model's owner asks for `wanted`.
+    fn format(&self, wanted: &TupleFormat) -> TupleFormat;
+    /// Takes one layer of a tuple over, for use with `pages`: a device may keep the KV of bodies beside them. It may
+    /// still be on its way when this returns; who computes with it waits for it on the device.
+    ///
+    /// # Errors
+    /// [`OpError::Shape`] for parts that do not fit the layer, [`OpError::Unsupported`] for a layout that is not this
+    /// device's, [`OpError::OutOfMemory`] where other bodies must go first.
     fn import(
         &self,
         layer: usize,
         spec: &ModelSpec,
         pages: &mut Self::Pages,
-        host: HostLayer,
+        host: &HostLayer,
     ) -> Result<Self::LayerParts, OpError>;
+    /// Bytes that a layer takes on the device beside its KV in pages.
+    fn layer_bytes(&self, parts: &Self::LayerParts) -> u64;
     /// An empty recording: `T = I`, `S_body = 0` for every linear layer.
     fn recording(&self, spec: &ModelSpec) -> Result<Self::Recording, OpError>;
     /// Most bytes that one recording takes: `T` and `S` of every head of every linear layer, fp32.
@@ -319,11 +314,12 @@ pub trait Device: Send + Sync + 'static {
         (values.sum::<usize>() * size_of::<f32>()) as u64
     }
     /// One layer of a finished build: what was recorded, the slot's tail, and the body's KV, which are the
-    /// last `body` live tokens of `context`. Heads whose gate-only bound is under `skip_below` get no `T`.
+    /// last `body` live tokens of `context`. Heads whose gate-only bound is under `format.skip_below` get no `T`.
     fn finish(&self, request: &Export<'_, Self>) -> Result<Self::BuiltLayer, OpError>
     where
         Self: Sized;
-    /// A layer that was built on this device, on the host; waits for it.
+    /// A layer that was built on this device or on another of its kind, as it is stored in the format it was finished
+    /// for; waits for it. A value that is not finite is refused, or stored as NaN for whoever writes the tuple to find.
     fn land(&self, layer: usize, spec: &ModelSpec, built: &Self::BuiltLayer) -> Result<HostLayer, OpError>;
     /// [`Device::finish`], then [`Device::land`].
     fn export(&self, request: &Export<'_, Self>) -> Result<HostLayer, OpError>
@@ -332,7 +328,7 @@ pub trait Device: Send + Sync + 'static {
     {
         self.land(request.layer, request.spec, &self.finish(request)?)
     }
-    /// Whether [`Device::adopt`] gives the bits that a way over the host gives: landed, stored in `format`, and
+    /// Whether [`Device::adopt`] gives the bits that a way over the host gives: finished for `format`, landed, and
     /// imported.
     fn keeps(&self, format: &TupleFormat) -> bool;
     /// Takes over a layer that was built on this device or on another of its kind, for use with `pages`. The host does
@@ -488,6 +484,6 @@ pub struct Export<'a, D: Device> {
     pub context: &'a Context<D>,
     /// Tokens of the body.
     pub body: usize,
-    /// Heads whose bound is under this get no `T`.
-    pub skip_below: f32,
+    /// One that [`Device::format`] gave.
+    pub format: TupleFormat,
 }

@@ -22,8 +22,8 @@ use crate::op::{
 use crate::plan::Plan;
 use crate::random::RandomMatrix;
 use cut::Place;
+pub use shared::{Built, Tensor, Weight};
 use shared::{Settled, Share};
-pub use shared::{Tensor, Weight};
 
 mod cut;
 mod shapes;
@@ -125,7 +125,7 @@ impl<D: Rank> Device for TensorParallel<D> {
     type SlotState = Vec<D::SlotState>;
     type LayerParts = Vec<Arc<D::LayerParts>>;
     type Recording = Vec<Arc<Mutex<D::Recording>>>;
-    type BuiltLayer = Vec<Arc<D::BuiltLayer>>;
+    type BuiltLayer = Built<D>;
 
     fn name(&self) -> &'static str {
         self.ranks[0].name()
@@ -201,14 +201,19 @@ impl<D: Rank> Device for TensorParallel<D> {
         layer: usize,
         spec: &ModelSpec,
         pages: &mut Self::Pages,
-        host: HostLayer,
+        host: &HostLayer,
     ) -> Result<Self::LayerParts, OpError> {
-        let mut parts = tuple::cut(&host, (layer, spec), self.ranks.len())?.into_iter();
+        let parts = tuple::cut(host, (layer, spec), self.ranks.len())?;
         let spec = shapes::spec(spec, self.ranks.len())?;
-        self.each(|rank, device| {
-            let part = parts.next().ok_or_else(|| OpError::shape("import", "a part for each rank", rank))?;
-            device.import(layer, &spec, &mut pages[rank], part).map(Arc::new)
-        })
+        self.each(|rank, device| device.import(layer, &spec, &mut pages[rank], &parts[rank]).map(Arc::new))
+    }
+
+    fn format(&self, wanted: &TupleFormat) -> TupleFormat {
+        self.ranks[0].format(wanted)
+    }
+
+    fn layer_bytes(&self, parts: &Self::LayerParts) -> u64 {
+        self.ranks.iter().zip(parts).map(|(device, part)| device.layer_bytes(part)).sum()
     }
 
     fn recording(&self, spec: &ModelSpec) -> Result<Self::Recording, OpError> {
@@ -217,9 +222,10 @@ impl<D: Rank> Device for TensorParallel<D> {
     }
 
     fn finish(&self, request: &Export<'_, Self>) -> Result<Self::BuiltLayer, OpError> {
-        let Export { layer, slot, body, skip_below, .. } = *request;
+        let Export { layer, slot, body, .. } = *request;
+        let format = tuple::apart(&request.format);
         let spec = shapes::spec(request.spec, self.ranks.len())?;
-        self.each(|rank, device| {
+        let parts = self.each(|rank, device| {
             // A panic while it was held leaves a build that nobody goes on with.
             let recording = request.recording[rank].lock().unwrap_or_else(PoisonError::into_inner);
             let built = device.finish(&Export {
@@ -231,20 +237,21 @@ impl<D: Rank> Device for TensorParallel<D> {
                 pages: &request.pages[rank],
                 context: &step::context(request.context, (layer, rank)),
                 body,
-                skip_below,
+                format,
             });
             built.map(Arc::new)
-        })
+        })?;
+        Ok(Built { parts, format: request.format })
     }
 
     fn land(&self, layer: usize, spec: &ModelSpec, built: &Self::BuiltLayer) -> Result<HostLayer, OpError> {
         let of_rank = shapes::spec(spec, self.ranks.len())?;
-        let parts = self.each(|rank, device| device.land(layer, &of_rank, &built[rank]))?;
-        tuple::join(&parts, (layer, spec))
+        let parts = self.each(|rank, device| device.land(layer, &of_rank, &built.parts[rank]))?;
+        tuple::join(&parts, (layer, spec, &of_rank), &built.format)
     }
 
     fn keeps(&self, format: &TupleFormat) -> bool {
-        self.ranks[0].keeps(format)
+        tuple::apart(format) == *format && self.ranks[0].keeps(format)
     }
 
     fn adopt(
@@ -255,7 +262,9 @@ impl<D: Rank> Device for TensorParallel<D> {
         built: &Arc<Self::BuiltLayer>,
     ) -> Result<Self::LayerParts, OpError> {
         let spec = shapes::spec(spec, self.ranks.len())?;
-        self.each(|rank, device| device.adopt(layer, &spec, &mut pages[rank], &built[rank]).map(Arc::new))
+        self.each(|rank, device| {
+            device.adopt(layer, &spec, &mut pages[rank], &built.parts[rank]).map(Arc::new)
+        })
     }
 
     fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor<D>, OpError> {

@@ -32,7 +32,7 @@ pub struct Args {
     #[command(flatten)]
     listen: Listen,
     #[command(flatten)]
-    memory: Memory,
+    pub(crate) memory: Memory,
     #[command(flatten)]
     tls: TlsArgs,
     /// Send spans to this OTLP endpoint, such as http://collector:4317.
@@ -89,10 +89,11 @@ pub struct Memory {
     /// Rows of prompts and builds in one step: 512 on the CPU and 8192 on a GPU without it.
     #[arg(long, env = "HYPIC_STEP_ROWS")]
     pub step_rows: Option<usize>,
-    /// Cap of the Device tier (on a CPU machine an arena in main memory).
+    /// Cap of the Device tier: on a GPU what stays there of tuples that nobody uses, beside keys and values, which
+    /// counts under the engine's cap; on a CPU machine an arena in main memory.
     #[arg(long, env = "HYPIC_DEVICE_BYTES", default_value_t = 1 << 30)]
     pub device_bytes: u64,
-    /// Cap of the Host tier.
+    /// Cap of the Host tier. On a machine with a GPU its memory is pinned at the start.
     #[arg(long, env = "HYPIC_HOST_BYTES", default_value_t = 1 << 30)]
     pub host_bytes: u64,
     /// Cap of the Disk tier; 0 for none.

@@ -8,6 +8,7 @@
 //! Start reading at `engine/run.rs`. Never: knows a network, a cluster or a file.
 
 mod admit;
+mod bodies;
 mod build;
 mod compose;
 mod edge;
@@ -70,6 +71,8 @@ pub struct EngineConfig {
     pub weights: Bytes,
     /// What snapshots may take of it; 0 for none.
     pub snapshots: Bytes,
+    /// What tuples that nobody uses may take of it to stay on the device, beside keys and values; 0 for none.
+    pub bodies: Bytes,
     /// [`Ablation::None`], except in tests of what composition needs.
     pub ablation: Ablation,
 }
@@ -187,6 +190,23 @@ pub struct BuiltTuple {
 /// What becomes of tuples that the engine built. It is called on the engine's thread.
 pub type Publish = Box<dyn Fn(BuiltTuple) + Send>;
 
+/// Who hears of what an engine makes and keeps, on its thread.
+pub struct Outlets {
+    /// Tuples that it built.
+    pub publish: Publish,
+    /// Every change of the snapshots that it keeps.
+    pub snapshots: Observer,
+    /// Every change of the tuples that stay on the device.
+    pub bodies: Observer,
+}
+
+impl Default for Outlets {
+    /// Nobody.
+    fn default() -> Self {
+        Self { publish: Box::new(|_| {}), snapshots: Box::new(|_| {}), bodies: Box::new(|_| {}) }
+    }
+}
+
 /// A handle of a running engine. The thread ends when all handles and streams are dropped.
 #[derive(Clone)]
 pub struct Engine {
@@ -201,8 +221,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Allocates all memory and starts the thread, and one for each of `workers`, which have as much memory. Every
-    /// change of the snapshots it keeps is told to `snapshots`, on the engine's thread.
+    /// Allocates all memory and starts the thread, and one for each of `workers`, which have as much memory.
     ///
     /// # Errors
     /// A cap that is too small, or what the device says.
@@ -211,8 +230,7 @@ impl Engine {
         model: Arc<dyn Model<D>>,
         workers: Vec<Worker<D>>,
         config: EngineConfig,
-        publish: Publish,
-        snapshots: Observer,
+        outlets: Outlets,
     ) -> Result<Self, EngineError> {
         let spec = Arc::new(model.spec().clone());
         let layers: Arc<[LayerSpec]> = spec.layers.clone().into();
@@ -230,7 +248,7 @@ impl Engine {
             _closing: closing.map(Arc::new),
         };
         let hungry = Arc::clone(&engine.doorbell.hungry);
-        let parts = run::Parts { device, model, config, publish, snapshots, layers, load, hungry, crew };
+        let parts = run::Parts { device, model, config, outlets, layers, load, hungry, crew };
         parts.start("engine", inbox)?;
         Ok(engine)
     }
@@ -304,7 +322,13 @@ fn start_workers<D: Device>(
     if workers.is_empty() {
         return Ok((Crew::Alone, None));
     }
-    let config = Arc::new(EngineConfig { slots: 0, queue: 0, snapshots: Bytes(0), ..config.clone() });
+    let config = Arc::new(EngineConfig {
+        slots: 0,
+        queue: 0,
+        snapshots: Bytes(0),
+        bodies: Bytes(0),
+        ..config.clone()
+    });
     let inboxes: Vec<_> = workers.iter().map(|_| Doorbell::new()).collect();
     let doorbells = inboxes.iter().map(|(doorbell, _)| doorbell.clone());
     let yard = Arc::new(Yard::new(std::iter::once(combiner.clone()).chain(doorbells)));
@@ -318,8 +342,7 @@ fn start_workers<D: Device>(
             device: worker.device,
             model: worker.model,
             config: Arc::clone(&config),
-            publish: Box::new(|_| {}),
-            snapshots: Box::new(|_| {}),
+            outlets: Outlets::default(),
             layers: Arc::clone(layers),
             load: Arc::default(),
             hungry: doorbell.hungry,

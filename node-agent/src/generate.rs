@@ -9,9 +9,10 @@ use futures::Stream;
 use hypic_domain::flow::{ColdReason, Order, Piece, SegmentOutcome, Source, TokenEvent};
 use hypic_domain::id::AgentId;
 use hypic_domain::key::{Scope, SegmentKey};
+use hypic_domain::tier::Tier;
 use hypic_scatter::{GatherEvent, GatherEvents, Layer};
-use hypic_store::codec::{Manifest, Part};
-use hypic_store::{StoreError, StoredTuple};
+use hypic_store::codec::{Manifest, Part, TupleHead};
+use hypic_store::{Hit, StoreError, StoredTuple};
 use tokio::task::block_in_place;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Instrument;
@@ -88,30 +89,58 @@ fn take_what_is_here(agent: &Agent, feed: &Feed, order: &mut Order) {
 /// Brings every wanted tuple to the engine, or tells it to build.
 async fn gather(agent: Arc<Agent>, feed: Feed, order: Order) {
     let gathered = agent.scatter.gather(&order);
-    for (piece, source) in order.sources.iter().enumerate() {
-        if *source == Some(Source::Local) {
-            bring_local(&agent, &feed, piece).await;
-        }
-    }
+    bring_local(&agent, &feed, &order).await;
     Arrivals { agent: &agent, feed: &feed, scope: &order.scope, parts: HashMap::new() }
         .follow(gathered.events)
         .await;
 }
 
-async fn bring_local(agent: &Agent, feed: &Feed, piece: usize) {
-    let Some((_, head)) = feed.wanted().find(|(wanted, _)| *wanted == piece) else { return };
-    match agent.held(head.key, Some(Arc::clone(&head.ids))).await {
-        Ok(hit) => {
-            let outcome = SegmentOutcome::Hit { tier: hit.tier };
-            if let Err(error) = block_in_place(|| feed.tuple(piece, &hit.tuple, outcome, None)) {
-                tracing::warn!(key = %head.key, %error, "a stored tuple cannot be used");
-                agent.store.remove(&head.key);
-                feed.lost(piece, ColdReason::Corrupt);
-            }
+/// Brings what is here: tuples in memory together, layer by layer, so that the first layers can be computed while later
+/// ones are on their way to the device; then those from the drive, each when it is read.
+async fn bring_local(agent: &Agent, feed: &Feed, order: &Order) {
+    let is_local = |piece: &usize| order.sources.get(*piece) == Some(&Some(Source::Local));
+    let local = feed.wanted().filter(|(piece, _)| is_local(piece));
+    let (slow, quick): (Vec<_>, Vec<_>) =
+        local.partition(|(_, head)| matches!(agent.store.locate(&head.key), Some((Tier::Disk, _))));
+    let mut hits = Vec::with_capacity(quick.len());
+    for (piece, head) in quick {
+        hits.extend(find_local(agent, feed, piece, head).await.map(|hit| (piece, hit)));
+    }
+    block_in_place(|| feed_layers(agent, feed, hits));
+    for (piece, head) in slow {
+        if let Some(hit) = find_local(agent, feed, piece, head).await {
+            block_in_place(|| feed_layers(agent, feed, vec![(piece, hit)]));
         }
+    }
+}
+
+async fn find_local(agent: &Agent, feed: &Feed, piece: usize, head: &TupleHead) -> Option<Hit> {
+    match agent.held(head.key, Some(Arc::clone(&head.ids))).await {
+        Ok(hit) => return Some(hit),
         // The index, or the look a moment ago, knew more than is true now.
         Err(ColdReason::Unknown) => feed.lost(piece, ColdReason::Stale),
         Err(reason) => feed.lost(piece, reason),
+    }
+    None
+}
+
+/// All tuples of `hits`, the first layer of each first.
+fn feed_layers(agent: &Agent, feed: &Feed, mut hits: Vec<(usize, Hit)>) {
+    let layers = hits.iter().map(|(_, hit)| hit.tuple.head().layers.len()).max().unwrap_or(0);
+    for layer in 0..layers {
+        hits.retain(|(piece, hit)| match feed.layer(*piece, layer, hit.tuple.layer(layer as u16)) {
+            Ok(()) => true,
+            Err(error) => {
+                let key = hit.tuple.key();
+                tracing::warn!(%key, %error, "a stored tuple cannot be used");
+                agent.store.remove(key);
+                feed.lost(*piece, ColdReason::Corrupt);
+                false
+            }
+        });
+    }
+    for (piece, hit) in hits {
+        feed.arrived(piece, SegmentOutcome::Hit { tier: hit.tier }, None);
     }
 }
 

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::agent::Agent;
-use crate::args::{Config, Memory};
+use crate::args::Config;
 use crate::device;
 use crate::grpc::agent::AgentService;
 use crate::grpc::fleet::FleetService;
@@ -44,11 +44,10 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// No such device, a checkpoint that does not load, a listener.
 pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Output = ()>) -> Result<()> {
     // First of all: whoever asked for a device that is not there should hear of it at once.
-    let Memory { device, threads, body_tokens, scatter_device, .. } = &config.memory;
-    let device = device::open(device, *threads, *body_tokens).context("open the device")?;
-    // No prompt is composed on these.
-    let further = scatter_device.iter().map(|name| {
-        device::open(name, *threads, 0).with_context(|| format!("open the scatter device {name}"))
+    let memory = &config.memory;
+    let device = device::open(memory).context("open the device")?;
+    let further = memory.scatter_device.iter().map(|name| {
+        device::open_further(name, memory).with_context(|| format!("open the scatter device {name}"))
     });
     let workers: Vec<_> = further.collect::<Result<_>>()?;
     let config = Arc::new(config);

@@ -90,6 +90,7 @@ fn of_engine(load: &Load) -> Vec<Row> {
         count("decode_pages_free", "Free KV pages.", load.pages_free),
         count("decode_pages", "KV pages.", load.pages_total),
         count("compose_snapshots", "Prefix snapshots kept.", load.snapshots),
+        count("compose_bodies", "Tuples that stay on the device.", load.bodies),
         total("compose_steps_total", "Steps of the engine.", counts.steps),
         total("decode_rows_total", "Rows of answers computed.", counts.rows_decoded),
         total("compose_live_rows_total", "Prompt rows computed in context.", counts.rows_live),

@@ -21,7 +21,7 @@ use hypic_wire::bulk::{Budget, BulkServer, HttpPull, PullLimits, ServeLimits, Ti
 use crate::agent::{Agent, Bulk};
 use crate::args::{Config, Memory};
 use crate::device::Opened;
-use crate::engine::{BuiltTuple, Engine, EngineConfig, Worker};
+use crate::engine::{BuiltTuple, Engine, EngineConfig, Outlets, Worker};
 use crate::index::{Index, Owners};
 use crate::leases::Leases;
 use crate::life::Life;
@@ -64,28 +64,34 @@ pub(crate) async fn start(before: Before) -> Result<Started> {
     let loading = {
         let (config, index) = (Arc::clone(&config), Arc::clone(&index));
         tokio::task::spawn_blocking(move || {
-            let store = Arc::new(open_store(&config.memory, &index)?);
             let workers = workers.into_iter();
-            let loaded = match device {
+            match device {
                 Opened::Cpu(device) => {
+                    let store = Arc::new(open_store(&config.memory, false, &index)?);
                     let workers = workers.filter_map(Opened::cpu).collect();
-                    load(&config, (device, workers), &store, &index)?
+                    load(&config, (device, workers), (&store, Bytes(0)), &index).map(|loaded| (store, loaded))
                 }
                 #[cfg(feature = "cuda")]
-                Opened::Cuda(device) => {
+                Opened::Cuda { device, pinned } => {
+                    let store = open_store(&config.memory, true, &index)?;
+                    let store = Arc::new(store.placing(crate::device::placing(pinned)));
                     let workers: Vec<_> = workers.filter_map(Opened::cuda).collect();
                     for worker in &workers {
                         device
                             .enable_peer(worker)
                             .context("let the device read a scatter device's memory")?;
                     }
-                    load(&config, (*device, workers), &store, &index)?
+                    let kept = Bytes(config.memory.device_bytes);
+                    load(&config, (*device, workers), (&store, kept), &index).map(|loaded| (store, loaded))
                 }
                 #[cfg(feature = "cuda")]
-                // The flags were checked: beside ranks there are no workers.
-                Opened::Ranks(device) => load(&config, (*device, Vec::new()), &store, &index)?,
-            };
-            Ok::<_, anyhow::Error>((store, loaded))
+                Opened::Ranks(device) => {
+                    let store = Arc::new(open_store(&config.memory, true, &index)?);
+                    let kept = Bytes(config.memory.device_bytes);
+                    // The flags were checked: beside ranks there are no workers.
+                    load(&config, (*device, Vec::new()), (&store, kept), &index).map(|loaded| (store, loaded))
+                }
+            }
         })
     };
     let (store, loaded) = loading.await.context("load the model")??;
@@ -151,14 +157,15 @@ async fn named(life: &Life, index: &Index) -> AgentEntry {
     }
 }
 
-/// Opens the tiers; every change of what they hold is announced to the index.
-fn open_store(memory: &Memory, index: &Arc<Index>) -> Result<Store> {
+/// Opens the tiers; every change of what they hold is announced to the index. A GPU keeps its tier itself.
+fn open_store(memory: &Memory, is_gpu: bool, index: &Arc<Index>) -> Result<Store> {
     let disk = match &memory.data_dir {
         Some(folder) if memory.disk_bytes > 0 => Some((folder.clone(), Bytes(memory.disk_bytes))),
         _ => None,
     };
     let config = StoreConfig {
-        device: Bytes(memory.device_bytes),
+        device: Bytes(if is_gpu { 0 } else { memory.device_bytes }),
+        kept_on_device: Bytes(if is_gpu { memory.device_bytes } else { 0 }),
         host: Bytes(memory.host_bytes),
         disk,
         quota: 1.0,
@@ -186,12 +193,13 @@ struct Loaded {
     device: &'static str,
 }
 
-/// Loads the checkpoint onto the device and the workers and starts the engine; tuples that it builds go to the store,
-/// and its snapshots are announced to the index.
+/// Loads the checkpoint onto the device and the workers and starts the engine, whose device keeps so many bytes of tuples
+/// that nobody uses. Tuples that it builds go to the store, which is told what the device keeps, and its snapshots are
+/// announced to the index.
 fn load<D: Device>(
     config: &Config,
     (device, workers): (D, Vec<D>),
-    store: &Arc<Store>,
+    (store, kept): (&Arc<Store>, Bytes),
     index: &Arc<Index>,
 ) -> Result<Loaded> {
     let path = &config.model.path;
@@ -213,19 +221,20 @@ fn load<D: Device>(
         let workers = loading.into_iter().map(worker).collect::<Result<Vec<_>>>()?;
         Ok::<_, anyhow::Error>((loaded, workers))
     })?;
+    let format = device.format(&config.model.format);
     let identity = Identity::derive(&IdentityInput {
         weights: loaded.weights,
         tokenizer: digest(&path.join("tokenizer.json"))?,
         architecture: &loaded.architecture,
         spec: &loaded.spec,
-        format: &config.model.format,
+        format: &format,
         seam: config.model.seam.0,
         lora: None,
     });
     let engine = EngineConfig {
         identity,
         seam: config.model.seam.0,
-        format: config.model.format,
+        format,
         rows: config.memory.rows(),
         slots: config.memory.slots,
         builds: config.memory.slots,
@@ -234,7 +243,13 @@ fn load<D: Device>(
         memory: Bytes(config.memory.engine_bytes),
         weights: Bytes(loaded.bytes),
         snapshots: Bytes(config.memory.engine_bytes / SNAPSHOTS),
+        bodies: kept,
         ablation: hypic_compose::Ablation::None,
+    };
+    let told = Arc::clone(store);
+    let bodies = move |event| match event {
+        StoreEvent::Added { key, bytes, .. } => told.on_device(&key, Some(bytes)),
+        StoreEvent::Removed { key } => told.on_device(&key, None),
     };
     let store = Arc::clone(store);
     let publish = move |built: BuiltTuple| {
@@ -244,8 +259,9 @@ fn load<D: Device>(
     };
     let (name, weights) = (device.name(), loaded.weights);
     let (device, model) = (Arc::new(device), Arc::from(loaded.model));
-    let engine = Engine::start(device, model, workers, engine, Box::new(publish), announcing(index))
-        .context("start the engine")?;
+    let outlets =
+        Outlets { publish: Box::new(publish), snapshots: announcing(index), bodies: Box::new(bodies) };
+    let engine = Engine::start(device, model, workers, engine, outlets).context("start the engine")?;
     Ok(Loaded { engine, identity, weights, device: name })
 }
 

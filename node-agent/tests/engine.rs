@@ -4,6 +4,8 @@
 #[path = "engine/harness.rs"]
 mod harness;
 
+#[path = "engine/bodies.rs"]
+mod bodies;
 #[path = "engine/direct.rs"]
 mod direct;
 #[path = "engine/exactness.rs"]

@@ -91,9 +91,12 @@ KERNEL(256, attention_merge)(const float* __restrict__ partial_out, const float*
 }
 REGISTER(attention_merge)
 
-// Between rows k, v [rows, kv heads] of `units` times 16 bytes and their places in the pages. places [rows]. One block per row and head.
-DEV void move_kv(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens, bool store) {
-  const size_t row = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * units, place = ((size_t)places[blockIdx.x] + blockIdx.y * page_tokens) * units;
+// Between k, v and their places in the pages: `units` times 16 bytes for each row and head, of which a row's lie `row_step` apart and a
+// head's `head_step`. places [rows]. One block per row and head.
+DEV void move_kv(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens, int row_step,
+                 int head_step, bool store) {
+  const size_t row = ((size_t)blockIdx.x * row_step + (size_t)blockIdx.y * head_step) * units;
+  const size_t place = ((size_t)places[blockIdx.x] + blockIdx.y * page_tokens) * units;
   uint4* const rows = (uint4*)(threadIdx.x < 32 ? k : v) + row;
   uint4* const pages = (uint4*)(threadIdx.x < 32 ? key : value) + place;
   for (int i = threadIdx.x & 31; i < units; i += 32) {
@@ -101,12 +104,14 @@ DEV void move_kv(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, u
     else rows[i] = pages[i];
   }
 }
-KERNEL(64, store_kv)(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens) {
-  move_kv(k, v, places, key, value, units, page_tokens, true);
+KERNEL(64, store_kv)(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens, int row_step,
+                     int head_step) {
+  move_kv(k, v, places, key, value, units, page_tokens, row_step, head_step, true);
 }
 REGISTER(store_kv)
-KERNEL(64, load_kv)(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens) {
-  move_kv(k, v, places, key, value, units, page_tokens, false);
+KERNEL(64, load_kv)(uint8_t* k, uint8_t* v, const uint32_t* places, uint8_t* key, uint8_t* value, int units, int page_tokens, int row_step,
+                    int head_step) {
+  move_kv(k, v, places, key, value, units, page_tokens, row_step, head_step, false);
 }
 REGISTER(load_kv)
 

@@ -1,6 +1,20 @@
 // Summaries between the fp32 row-major form of the recurrences and the stored forms.
 #include "layout.cuh"
 
+// Values to be stored: over the range of the format they become its largest finite value; what is not finite becomes NaN, so that
+// whoever writes the tuple finds it.
+DEV bool is_finite(float x) { return (to_bits(x) & 0x7f800000u) != 0x7f800000u; }
+DEV void keep(f16& at, float x) {
+  store(at, x);
+  if (!is_finite(x)) *(uint16_t*)&at = 0x7fff;
+}
+DEV void keep(bf16& at, float x) {
+  const float largest = from_bits(0x7f7f0000u);
+  store(at, fminf(fmaxf(x, -largest), largest));
+  if (!is_finite(x)) *(uint16_t*)&at = 0x7fff;
+}
+DEV void keep(float& at, float x) { at = x; }
+
 // Tiles of layout 1. One block per (segment, head), D threads. An offset of NONE leaves that part out.
 template <int D, class Stored>
 DEV void pack_tiles(const float* __restrict__ transition, const float* __restrict__ state, const uint64_t* __restrict__ transition_of,
@@ -13,10 +27,10 @@ DEV void pack_tiles(const float* __restrict__ transition, const float* __restric
     if (t != NONE) {
       const float x = transition[from + row * D + col];
       f16* tile = (f16*)(arena + t) + tile_at<D>(row, col);
-      store(tile[0], x);
-      if (PAIR) store(tile[D * D], x - f32(tile[0]));
+      keep(tile[0], x);
+      if (PAIR) keep(tile[D * D], x - f32(tile[0]));
     }
-    if (s != NONE) store(((Stored*)(arena + s))[state_at<D>(row, col)], state[from + row * D + col]);
+    if (s != NONE) keep(((Stored*)(arena + s))[state_at<D>(row, col)], state[from + row * D + col]);
   }
 }
 template <int D, class Stored>
@@ -49,6 +63,20 @@ TILES(64, float, 64_f32)
 TILES(128, f16, 128_f16)
 TILES(128, float, 128_f32)
 
+// Plain rows of values as they are stored, and fp32.
+#define CONVERT(Stored, suffix)                                                                                                     \
+  KERNEL(128, widen_##suffix)(const Stored* __restrict__ x, float* __restrict__ y, uint32_t count) {                                \
+    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < count; i += gridDim.x * 128) y[i] = f32(x[i]);                            \
+  }                                                                                                                                 \
+  REGISTER(widen_##suffix)                                                                                                          \
+  KERNEL(128, narrow_##suffix)(const float* __restrict__ x, Stored* __restrict__ y, uint32_t count) {                               \
+    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < count; i += gridDim.x * 128) keep(y[i], x[i]);                            \
+  }                                                                                                                                 \
+  REGISTER(narrow_##suffix)
+CONVERT(f16, f16)
+CONVERT(bf16, bf16)
+CONVERT(float, f32)
+
 // An identity on a T of zeros [heads, width, width], one block per head.
 KERNEL(128, identity)(float* transition, int width) {
   if ((int)threadIdx.x < width) transition[((size_t)blockIdx.x * width + threadIdx.x) * width + threadIdx.x] = 1.f;
@@ -66,7 +94,7 @@ template <class Code> DEV void pack_rows(const float* __restrict__ x, uint8_t* _
   const float* from = x + (size_t)blockIdx.x * width;
   uint8_t* to = rows + (size_t)blockIdx.x * (4 + width);
   float largest = 0.f;
-  for (int i = threadIdx.x; i < width; i += 32) largest = fmaxf(largest, fabsf(from[i]));
+  for (int i = threadIdx.x; i < width; i += 32) largest = fmaxf(largest, is_finite(from[i]) ? fabsf(from[i]) : from_bits(0x7f800000u));
   for (int m = 16; m; m >>= 1) largest = fmaxf(largest, shuffle_xor(largest, m));
   const float scale = largest / Code::LARGEST;
   if (threadIdx.x == 0) *(float*)to = scale;

@@ -213,25 +213,44 @@ pub fn store_kv<E: Float>(
         width: contexts.shape.key,
         page_tokens: contexts.page_tokens,
         places: &contexts.row_places,
+        order: KvOrder::Tokens,
     };
     moved.store(device, rows, [key, value])
 }
 
-/// Rows of keys and values, `[rows, kv heads, width]`, and where they lie in pages.
+/// What lies outermost in rows of keys and values.
+#[derive(Clone, Copy)]
+pub(crate) enum KvOrder {
+    /// `[rows, kv heads, width]`, as a step computes them.
+    Tokens,
+    /// `[kv heads, rows, width]`, as tuples store them.
+    Heads,
+}
+
+/// Rows of keys and values, and where they lie in pages.
 pub(crate) struct KvRows<'a> {
     pub(crate) kv_heads: usize,
     pub(crate) width: usize,
     pub(crate) page_tokens: usize,
     /// For each row `page * kv heads * page tokens + place in the page`; inside of the pages.
     pub(crate) places: &'a Buffer<u32>,
+    pub(crate) order: KvOrder,
 }
 
 impl KvRows<'_> {
+    fn size(&self) -> usize {
+        self.places.len() * self.kv_heads * self.width
+    }
+
     fn check<E: Float>(&self, rows: [&Buffer<E>; 2]) -> Result<()> {
-        let size = self.places.len() * self.kv_heads * self.width;
+        let size = self.size();
         for row in rows {
             Error::unless(row.len() == size, "keys and values of the rows", size, row.len())?;
         }
+        self.check_width::<E>()
+    }
+
+    fn check_width<E: Float>(&self) -> Result<()> {
         let bytes = self.width * size_of::<E>();
         Error::unless(bytes.is_multiple_of(16), "bytes of a key", "a multiple of 16", bytes)
     }
@@ -248,6 +267,20 @@ impl KvRows<'_> {
         self.run::<E>(launch.read(rows[0]).read(rows[1]).read(self.places).write(key).write(value))
     }
 
+    /// Into the pages, from the keys and behind them the values.
+    pub(crate) fn store_both<E: Float>(
+        &self,
+        device: &Device,
+        rows: &Buffer<E>,
+        [key, value]: [&mut Buffer<E>; 2],
+    ) -> Result<()> {
+        let size = self.size();
+        Error::unless(rows.len() == 2 * size, "keys and values of the rows", 2 * size, rows.len())?;
+        self.check_width::<E>()?;
+        let launch = Launch::new(device, "store_kv", [self.places.len(), self.kv_heads, 1], 64);
+        self.run::<E>(launch.read(rows).read_at(rows, size).read(self.places).write(key).write(value))
+    }
+
     /// Out of the pages.
     pub(crate) fn load<E: Float>(
         &self,
@@ -261,6 +294,11 @@ impl KvRows<'_> {
     }
 
     fn run<E: Float>(&self, launch: Launch<'_>) -> Result<()> {
-        launch.int(self.width * size_of::<E>() / 16).int(self.page_tokens).run()
+        let (row_step, head_step) = match self.order {
+            KvOrder::Tokens => (self.kv_heads, 1),
+            KvOrder::Heads => (1, self.places.len()),
+        };
+        let units = self.width * size_of::<E>() / 16;
+        launch.int(units).int(self.page_tokens).int(row_step).int(head_step).run()
     }
 }

@@ -138,19 +138,12 @@ const LEAST_WARPS: usize = 4;
 
 /// Warps of a multiprocessor up to which each asks for all that it will ever read at once.
 const DEEP_WARPS: usize = 8;
-/// Warps of a multiprocessor up to which each is a block, so that multiprocessors get equal shares.
-const ALONE_WARPS: usize = 16;
 /// Blocks of four warps with few registers that a multiprocessor holds.
 const WIDE_BLOCKS: usize = 5;
 
-/// Whether a product of `warps` warps is one of few. Bits do not depend on it, nor on the two below.
+/// Whether a product of `warps` warps is one of few. Bits do not depend on it, nor on the one below.
 pub(crate) fn reads_deep(warps: usize, multiprocessors: usize) -> bool {
     warps <= DEEP_WARPS * multiprocessors
-}
-
-/// Tiles of a block of a product of `tiles` tiles.
-pub(crate) fn tiles_per_block(shares: Shares, tiles: usize, multiprocessors: usize) -> usize {
-    if tiles * shares.split <= ALONE_WARPS * multiprocessors { 1 } else { shares.tiles }
 }
 
 /// Whether so many blocks fit the device at once if they take fewer registers.
@@ -216,8 +209,6 @@ mod tests {
         assert!(!is_few_experts(129, 1, 256, &[2048]) && !is_few_experts(1, 1, 2, &[2048, 40]));
         assert!(reads_deep(1056, 132) && !reads_deep(1057, 132));
         assert!(fits_at_once(576, 132) && !fits_at_once(17 * 64, 132));
-        let tiles = [1152, 8448].map(|tiles| tiles_per_block(shares_of(512), tiles, 132));
-        assert_eq!(tiles, [1, 4]);
         let shares =
             [32, 512, 544, 2048, 4096, 16384].map(shares_of).map(|shares| (shares.split, shares.tiles));
         assert_eq!(shares, [(1, 4), (1, 4), (2, 2), (4, 1), (8, 1), (8, 1)]);

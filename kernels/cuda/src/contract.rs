@@ -1,7 +1,8 @@
 //! The op contract of `hypic-kernels` on a CUDA device.
 //!
 //! Activations, KV and tails have the format `E`: bf16 for use, fp32 for checks. States are fp32, bodies are tiles of
-//! layout 1. Everything is given to one stream, in order; only what returns host values waits. Fresh memory comes from
+//! layout 1. Everything is given to one stream, in order, beside which tuples arrive on a second one; only what returns
+//! host values waits. Fresh memory comes from
 //! the device's stream-ordered pool.
 
 mod experts;
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::bf16;
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::ModelSpec;
-use hypic_domain::tuple::{Dtype, TupleFormat};
+use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::check::equal;
 use hypic_kernels::op::{
     self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError, SharedExpert,
@@ -35,7 +36,7 @@ use hypic_kernels::random::RandomMatrix;
 
 use crate::device::Mark;
 use crate::memory::{Float, Fresh};
-use crate::{Buffer, Device, Error, ProductSize};
+use crate::{Buffer, Device, Error, Pinned, ProductSize};
 use memory::{Pages, SlotState, States, Tensor, Values, Weight};
 use record::Recording;
 use tuple::{BuiltLayer, LayerParts};
@@ -45,6 +46,8 @@ pub struct CudaDevice<E: Float = bf16> {
     device: Device,
     fresh: Fresh,
     body_tokens: usize,
+    /// Where tuples land that leave the device.
+    pinned: Option<Pinned>,
     /// The tables of the last full layer: those of the next are mostly the same.
     contexts: Mutex<Option<full::Tables>>,
     /// Layers of other devices that are copied here, until they are.
@@ -59,7 +62,14 @@ impl<E: Float> CudaDevice<E> {
     /// pages that it is asked for.
     pub fn new(device: Device, body_tokens: usize) -> Self {
         let (contexts, copying, step) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { device, fresh: Fresh::Anything, body_tokens, contexts, copying, step, format: PhantomData }
+        let fresh = Fresh::Anything;
+        Self { device, fresh, body_tokens, pinned: None, contexts, copying, step, format: PhantomData }
+    }
+
+    /// The same, whose tuples land in pinned memory while there is room; from there they come back beside what the
+    /// device computes.
+    pub fn with_pinned(self, pinned: Pinned) -> Self {
+        Self { pinned: Some(pinned), ..self }
     }
 
     /// The same, with NaN in every fresh output, slot and page, for tests.
@@ -194,9 +204,17 @@ impl<E: Float> op::Device for CudaDevice<E> {
         layer: usize,
         spec: &ModelSpec,
         pages: &mut Pages<E>,
-        host: HostLayer,
+        host: &HostLayer,
     ) -> Result<LayerParts<E>, OpError> {
-        tuple::import(&self.device, (layer, spec), pages, &host)
+        tuple::import(&self.device, (layer, spec), pages, host)
+    }
+
+    fn format(&self, wanted: &TupleFormat) -> TupleFormat {
+        tuple::format::<E>(wanted)
+    }
+
+    fn layer_bytes(&self, parts: &LayerParts<E>) -> u64 {
+        parts.bytes()
     }
 
     fn recording(&self, spec: &ModelSpec) -> Result<Recording, OpError> {
@@ -208,15 +226,11 @@ impl<E: Float> op::Device for CudaDevice<E> {
     }
 
     fn land(&self, layer: usize, spec: &ModelSpec, built: &BuiltLayer<E>) -> Result<HostLayer, OpError> {
-        tuple::land((layer, spec), built)
+        tuple::land((layer, spec), self.pinned.as_ref(), built)
     }
 
     fn keeps(&self, format: &TupleFormat) -> bool {
-        let (tiles, rows) = ([Dtype::F16, Dtype::F32], [E::DTYPE, Dtype::F32]);
-        // What fp32 devices keep as pairs is not what they are given in the last two bits.
-        E::DTYPE != Dtype::F32
-            && [format.transition, format.state].iter().all(|dtype| tiles.contains(dtype))
-            && [format.tail, format.kv].iter().all(|dtype| rows.contains(dtype))
+        tuple::keeps::<E>(format)
     }
 
     fn adopt(

@@ -16,6 +16,8 @@ pub enum RawRow<'a, E: Float> {
     Zeros,
     /// In a buffer, from this value on.
     At(&'a Buffer<E>, usize),
+    /// Among other things, from this byte on.
+    In(&'a Buffer<u8>, usize),
 }
 
 impl<E: Float> RawRow<'_, E> {
@@ -25,6 +27,11 @@ impl<E: Float> RawRow<'_, E> {
             Self::Zeros => Ok(0),
             Self::At(buffer, first) => {
                 let within = first + channels <= buffer.len();
+                Error::unless(within, "a row of raw inputs", format!("within {}", buffer.len()), first)?;
+                Ok(buffer.address_of(first))
+            }
+            Self::In(buffer, first) => {
+                let within = first + channels * size_of::<E>() <= buffer.len() && first.is_multiple_of(16);
                 Error::unless(within, "a row of raw inputs", format!("within {}", buffer.len()), first)?;
                 Ok(buffer.address_of(first))
             }

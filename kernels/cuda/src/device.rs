@@ -1,5 +1,7 @@
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
+use std::sync::PoisonError;
+#[cfg(feature = "cuda")]
 use std::sync::atomic::Ordering;
 
 #[cfg(any(feature = "fibers", not(feature = "cuda")))]
@@ -19,6 +21,15 @@ pub(crate) enum Backend {
     Cuda(Box<Context>),
     #[cfg(feature = "fibers")]
     Fibers(Order),
+}
+
+/// A copy to the device, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Arrival(pub(crate) u64);
+
+impl Arrival {
+    /// What needs not be waited for.
+    pub(crate) const HERE: Self = Self(0);
 }
 
 /// The order in which the fibers of a block take turns. A result that depends on it is a missing barrier.
@@ -124,6 +135,22 @@ impl Device {
         }
     }
 
+    /// Lets everything that is given to the device from now on wait for what arrives; the host does not.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn wait_for_copy(&self, arrival: Arrival) -> Result<()> {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => context.wait_for_copy(arrival),
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(_) => {
+                let Arrival(_) = arrival;
+                Ok(())
+            }
+        }
+    }
+
     /// Waits until everything given to the device is done.
     ///
     /// # Errors
@@ -131,7 +158,11 @@ impl Device {
     pub fn wait(&self) -> Result<()> {
         match &*self.backend {
             #[cfg(feature = "cuda")]
-            Backend::Cuda(context) => context.stream.synchronize().map_err(failed("finish the stream")),
+            Backend::Cuda(context) => {
+                context.stream.synchronize().map_err(failed("finish the stream"))?;
+                context.copies.lock().unwrap_or_else(PoisonError::into_inner).forget_done();
+                Ok(())
+            }
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => Ok(()),
         }

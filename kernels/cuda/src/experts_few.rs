@@ -1,6 +1,6 @@
 use half::bf16;
 
-use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, fits_at_once, shares_of, tiles_per_block};
+use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, fits_at_once, shares_of};
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
 use crate::product_few::{CHUNK, TILE_OUTER, TILE_ROWS};
@@ -94,9 +94,8 @@ pub fn experts_few<E: Float>(device: &Device, run: ExpertsFew<'_, E>) -> Result<
     let launch = launch.read(x).read(routed.gate_up).read_if(apart_weights.map(|weights| weights.gate_up));
     let launch = launch.read(chosen).write(&mut inner).write(&mut inner_apart);
     numbers.into_iter().fold(launch, Launch::int).int(split).run()?;
-    let (shares, count) = (shares_of(wide), hidden.div_ceil(TILE_OUTER));
-    let (split, tiles) = (shares.split, tiles_per_block(shares, count * jobs, device.multiprocessors()));
-    let grid = [count.div_ceil(tiles), jobs, 1];
+    let Shares { split, tiles } = shares_of(wide);
+    let grid = [hidden.div_ceil(TILE_OUTER).div_ceil(tiles), jobs, 1];
     let launch = Launch::new(device, "experts_few_down", grid, 32 * split * tiles).overlapping();
     let launch = launch.read(&inner).read(&inner_apart).read(routed.down);
     let launch = launch.read_if(apart_weights.map(|weights| weights.down));

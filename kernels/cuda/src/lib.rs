@@ -1,7 +1,7 @@
 //! Our own CUDA kernels and the safe layer over them.
 //!
-//! The only crate of the workspace with unsafe code, in three files: `sys.rs` (entry points), `launch.rs`
-//! (one launch, after all checks) and `memory.rs` (buffers). Everything above takes typed views, whose sizes
+//! The only crate of the workspace with unsafe code, in three modules: `sys.rs` (entry points), `launch.rs`
+//! (one launch, after all checks) and `memory.rs` (buffers, and in `memory/` pinned memory and transfers). Everything above takes typed views, whose sizes
 //! are checked once, in `view.rs`.
 //!
 //! Every kernel has a portable form whose source also compiles for the host, each CUDA thread a fiber
@@ -31,6 +31,8 @@ mod compose_seam;
 mod contexts;
 mod contract;
 mod conv_warm;
+#[cfg(feature = "cuda")]
+mod copies;
 mod device;
 mod draw;
 mod error;
@@ -79,7 +81,7 @@ pub use experts_few::{ExpertWeights, ExpertsFew, experts_few};
 pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, gdn_chunks_one, has_gdn_chunks, join_pieces};
 pub use graph::Graph;
 pub use hypic_domain::model::FullShape;
-pub use memory::{Buffer, Element, Float, Fresh};
+pub use memory::{Buffer, Element, Float, Fresh, Pinned};
 pub use mla::{Mla, mla, store_latent};
 pub use norm::{add_norm, gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};

@@ -1,11 +1,17 @@
 //! Buffers of a device. The only place that sees addresses.
 
+mod pinned;
+mod transfer;
+
+pub use pinned::Pinned;
+pub(crate) use transfer::{land, upload};
+
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
 use hypic_domain::tuple::Dtype;
 
-use crate::device::Backend;
+use crate::device::{Arrival, Backend};
 #[cfg(feature = "cuda")]
 use crate::sys::failed;
 use crate::{Device, Error, Result};
@@ -69,6 +75,8 @@ pub struct Buffer<T: Element> {
     device: Device,
     bytes: Bytes,
     len: usize,
+    /// The copy that fills it, if one does.
+    arrival: Arrival,
     element: PhantomData<T>,
 }
 
@@ -123,7 +131,8 @@ impl<T: Element> Buffer<T> {
                 Bytes::Host(vec![byte * (u128::MAX / 0xff); size.div_ceil(16)])
             }
         };
-        let mut buffer = Self { device: device.clone(), bytes, len, element: PhantomData };
+        let mut buffer =
+            Self { device: device.clone(), bytes, len, arrival: Arrival::HERE, element: PhantomData };
         if let Some(byte) = fresh.byte() {
             buffer.fill(0, len, byte)?;
         }
@@ -230,21 +239,10 @@ impl<T: Element> Buffer<T> {
         if size == 0 {
             return Ok(values);
         }
-        match &*self.device.backend {
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(context) => {
-                // SAFETY: the part lies in the buffer, the vector is as long, and any bytes are values of T.
-                unsafe {
-                    let bytes = std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size);
-                    context.read(self.address_of(first), bytes)?;
-                }
-            }
-            #[cfg(feature = "fibers")]
-            // SAFETY: the part lies in the buffer, which is host memory, and the vector is as long.
-            Backend::Fibers(_) => unsafe {
-                let from = self.address_of(first) as *const u8;
-                std::ptr::copy_nonoverlapping(from, values.as_mut_ptr().cast(), size);
-            },
+        // SAFETY: the part lies in the buffer, the vector is as long, and any bytes are values of T.
+        unsafe {
+            let bytes = std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size);
+            self.device.read(self.address_of(first), bytes)?;
         }
         Ok(values)
     }
@@ -376,7 +374,11 @@ impl<T: Element> Drop for Buffer<T> {
         if let (Backend::Cuda(context), Bytes::Cuda(slice)) = (&*self.device.backend, &mut self.bytes)
             && let Some(slice) = slice.take()
         {
-            context.give_back(slice);
+            match context.wait_for_copy(self.arrival) {
+                Ok(()) => context.give_back(slice),
+                // Memory that a copy may still write is given to nobody.
+                Err(_) => std::mem::forget(slice),
+            }
         }
     }
 }
@@ -394,7 +396,8 @@ impl<T: Element> Table<T> {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
                 let bytes = Bytes::Table(context.table(bytes_of(values))?);
-                Ok(Self(Buffer { device: device.clone(), bytes, len: values.len(), element: PhantomData }))
+                let (device, len) = (device.clone(), values.len());
+                Ok(Self(Buffer { device, bytes, len, arrival: Arrival::HERE, element: PhantomData }))
             }
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => Buffer::from_slice(device, values).map(Self),

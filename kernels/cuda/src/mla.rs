@@ -108,5 +108,8 @@ pub fn store_latent(
         .unused()
         .int(KEY * size_of::<bf16>() / 16)
         .int(contexts.page_tokens)
+        // Of one head, a row lies behind the other.
+        .int(1)
+        .int(1)
         .run()
 }

@@ -1,5 +1,9 @@
+use hypic_domain::tuple::Dtype;
+
 use crate::launch::Launch;
 use crate::layout::{ALIGNMENT, NONE};
+use crate::memory::Float;
+use crate::rows::{THREADS, blocks};
 use crate::{Buffer, Device, Error, Fresh, Result, StoredAs};
 
 /// Byte offsets of `T` and of `S` of one (segment, head); none leaves that part out.
@@ -81,14 +85,28 @@ impl Tiles {
     /// # Errors
     /// [`Error::CallDriver`] when the device has no room.
     pub(crate) fn fresh(device: &Device, live: &[bool], width: usize, stored: StoredAs) -> Result<Self> {
-        let size = ((width * width * stored.size()) as u64).next_multiple_of(ALIGNMENT);
-        let mut next = (0..).map(|tile| tile * size);
+        let alive = live.iter().filter(|live| **live).count();
+        let size = (alive + live.len()) * tile_size(width, stored);
+        Self::around(Buffer::fresh(device, size, Fresh::Anything)?, live, width, stored)
+    }
+
+    /// Those that lie at the beginning of `bytes`, in that order.
+    ///
+    /// # Errors
+    /// [`Error::CheckShape`] for memory that is too short.
+    pub(crate) fn around(bytes: Buffer<u8>, live: &[bool], width: usize, stored: StoredAs) -> Result<Self> {
+        let mut next = (0..).map(|tile| tile * tile_size(width, stored) as u64);
         let transition: Vec<Option<u64>> =
             live.iter().map(|&live| if live { next.next() } else { None }).collect();
         let state: Vec<u64> = next.take(live.len()).collect();
-        let end = state.last().map_or(0, |last| last + size);
-        let bytes = Buffer::fresh(device, end as usize, Fresh::Anything)?;
-        Ok(Self { bytes, transition, state, width, stored })
+        let tiles = Self { bytes, transition, state, width, stored };
+        Error::unless(tiles.end() <= tiles.bytes.len(), "the tiles", tiles.end(), tiles.bytes.len())?;
+        Ok(tiles)
+    }
+
+    /// Behind the last tile.
+    pub(crate) fn end(&self) -> usize {
+        self.state.last().map_or(0, |last| *last as usize + tile_size(self.width, self.stored))
     }
 
     /// From `T` of the live heads and `S` of all, fp32, row-major.
@@ -153,6 +171,10 @@ impl Tiles {
     }
 }
 
+fn tile_size(width: usize, stored: StoredAs) -> usize {
+    (width * width * stored.size()).next_multiple_of(ALIGNMENT as usize)
+}
+
 /// Stores `T` and `S`, each fp32 `[places, width, width]` row-major, as device tiles (layout 1) at `places`
 /// of the arena. Values over the range of fp16 are clamped.
 ///
@@ -192,6 +214,95 @@ pub fn unpack_tiles(
         .write(transition)
         .write(state)
         .run()
+}
+
+/// Plain rows of `width` values as tuples store them, in fp32.
+///
+/// # Errors
+/// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
+pub(crate) fn widen(
+    device: &Device,
+    (dtype, width): (Dtype, usize),
+    stored: Buffer<u8>,
+) -> Result<Buffer<f32>> {
+    let (row, rows) = row_of(dtype, width, stored.len())?;
+    Error::unless(rows * row == stored.len(), "the stored rows", format!("rows of {row}"), stored.len())?;
+    if dtype == Dtype::F32 {
+        return Ok(stored.cast());
+    }
+    let mut values = Buffer::fresh(device, rows * width, Fresh::Anything)?;
+    if dtype == Dtype::I8 {
+        unpack_rows(device, Codes::Int8, width, &stored, &mut values)?;
+    } else {
+        let kernel = format!("widen_{}", dtype.name());
+        let grid = [blocks(device, values.len())?, 1, 1];
+        let count = values.len();
+        Launch::new(device, kernel, grid, THREADS).read(&stored).write(&mut values).int(count).run()?;
+    }
+    Ok(values)
+}
+
+/// The inverse of [`widen`]; what is not finite becomes NaN.
+///
+/// # Errors
+/// As [`widen`].
+pub(crate) fn narrow(
+    device: &Device,
+    (dtype, width): (Dtype, usize),
+    values: &Buffer<f32>,
+) -> Result<Buffer<u8>> {
+    let rows = values.len().checked_div(width).unwrap_or(0);
+    let (row, _) = row_of(dtype, width, 0)?;
+    let mut stored = Buffer::fresh(device, rows * row, Fresh::Anything)?;
+    if dtype == Dtype::I8 {
+        pack_rows(device, Codes::Int8, width, values, &mut stored)?;
+    } else {
+        let kernel = format!("narrow_{}", dtype.name());
+        let grid = [blocks(device, values.len())?, 1, 1];
+        let count = values.len();
+        Launch::new(device, kernel, grid, THREADS).read(values).write(&mut stored).int(count).run()?;
+    }
+    Ok(stored)
+}
+
+/// Bytes of a row of `width`, and how many rows `bytes` hold.
+fn row_of(dtype: Dtype, width: usize, bytes: usize) -> Result<(usize, usize)> {
+    let row = width * dtype.size() + if dtype == Dtype::I8 { 4 } else { 0 };
+    Error::unless(width > 0, "the width of rows", "at least 1", width)?;
+    Ok((row, bytes / row))
+}
+
+/// Stored rows in the format of activations.
+///
+/// # Errors
+/// As [`widen`].
+pub(crate) fn to_compute<E: Float>(
+    device: &Device,
+    (dtype, width): (Dtype, usize),
+    stored: Buffer<u8>,
+) -> Result<Buffer<E>> {
+    if dtype == E::DTYPE {
+        return Ok(stored.cast());
+    }
+    let values = widen(device, (dtype, width), stored)?;
+    Ok(narrow(device, (E::DTYPE, width), &values)?.cast())
+}
+
+/// Rows in the format of activations as they are stored.
+///
+/// # Errors
+/// As [`widen`].
+pub(crate) fn from_compute<E: Float>(
+    device: &Device,
+    (dtype, width): (Dtype, usize),
+    values: Buffer<E>,
+) -> Result<Buffer<u8>> {
+    let values = values.into_bytes();
+    if dtype == E::DTYPE {
+        return Ok(values);
+    }
+    let values = widen(device, (E::DTYPE, width), values)?;
+    narrow(device, (dtype, width), &values)
 }
 
 /// Makes `transition`, `[heads, width, width]`, the identity of every head.

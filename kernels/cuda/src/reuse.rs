@@ -106,6 +106,13 @@ pub(crate) struct Memory {
     is_of_arena: bool,
 }
 
+impl Memory {
+    /// Of somebody else's making, to be given back to all.
+    pub(crate) fn adopted(slice: CudaSlice<u8>) -> Self {
+        Self { slice, is_of_arena: false }
+    }
+}
+
 impl Context {
     /// At least `size` bytes of whatever is there.
     pub(crate) fn allocate(&self, size: usize) -> Result<Memory> {

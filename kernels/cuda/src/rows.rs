@@ -6,7 +6,7 @@ use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Result};
 
-const THREADS: usize = 128;
+pub(crate) const THREADS: usize = 128;
 /// Enough to hide the latency of memory.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 32;
 

@@ -22,6 +22,8 @@ mod cuda {
     use cudarc::nvrtc::Ptx;
 
     use super::products::{Product, Products};
+    use crate::copies::Copies;
+    use crate::device::Arrival;
     use crate::reuse::{Arena, Spare, Tables};
     use crate::{Error, Result};
 
@@ -105,6 +107,8 @@ mod cuda {
         pub(crate) gone: AtomicU64,
         /// While launches are recorded, memory and tables are of the recording and not of the stream.
         pub(crate) is_recording: AtomicBool,
+        /// The stream on which tuples arrive.
+        pub(crate) copies: Mutex<Copies>,
         /// None until the first product.
         products: Mutex<Option<Products>>,
         /// What peers wait for.
@@ -121,8 +125,8 @@ mod cuda {
                 return Err(Error::NoDevice);
             }
             let context = CudaContext::new(ordinal).map_err(failed("open the device"))?;
-            // SAFETY: there is one stream per context here, so the order of the stream is the order of all
-            // uses of a buffer.
+            // SAFETY: there is one stream of kernels per context here, so its order is the order of all uses of a
+            // buffer; what arrives on the stream of copies is waited for by hand.
             unsafe { context.disable_event_tracking() };
             let capability = context.compute_capability().map_err(failed("read the compute capability"))?;
             let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
@@ -130,6 +134,8 @@ mod cuda {
             keep_freed_memory(ordinal).map_err(failed("set up the memory pool"))?;
             let stream = context.new_stream().map_err(failed("make a stream"))?;
             let mark = context.new_event(None).map_err(failed("make an event"))?;
+            let copies = context.new_stream().map_err(failed("make a stream"))?;
+            let copies = Mutex::new(Copies::new(copies));
             let modules = MODULES
                 .iter()
                 .filter(|module| !module.hopper || capability == (9, 0))
@@ -152,6 +158,7 @@ mod cuda {
                 gone: AtomicU64::new(0),
                 is_recording: AtomicBool::new(false),
                 landing: Mutex::default(),
+                copies,
                 products: Mutex::default(),
                 mark,
             })
@@ -161,6 +168,15 @@ mod cuda {
         pub(crate) fn fresh(&self, size: usize) -> Result<CudaSlice<u8>> {
             // SAFETY: any bytes are values of u8, so memory that nobody wrote holds values too.
             unsafe { self.stream.alloc(size) }.map_err(failed("allocate"))
+        }
+
+        /// Lets all kernels from now on wait for what arrives.
+        pub(crate) fn wait_for_copy(&self, arrival: Arrival) -> Result<()> {
+            if arrival == Arrival::HERE {
+                return Ok(());
+            }
+            self.enter()?;
+            self.copies.lock().unwrap_or_else(PoisonError::into_inner).wait_on(&self.stream, arrival.0)
         }
 
         /// Copies from the device and waits. By way of pinned memory: the driver's own way to memory that can move is
@@ -181,6 +197,7 @@ mod cuda {
                 self.stream.synchronize().map_err(failed("finish the stream"))?;
                 part.copy_from_slice(landed);
             }
+            self.copies.lock().unwrap_or_else(PoisonError::into_inner).forget_done();
             Ok(())
         }
 
@@ -242,15 +259,19 @@ mod cuda {
     }
 
     /// Memory that is freed stays in the pool of the device: by default every wait would give it back to the
-    /// driver, and the next step would pay for it again.
+    /// driver, and the next step would pay for it again. And no stream waits for another one for the sake of its memory:
+    /// copies would stop at whatever kernels are before them.
     fn keep_freed_memory(ordinal: usize) -> std::result::Result<(), DriverError> {
         let device = result::device::get(ordinal as i32)?;
         let mut all = u64::MAX;
-        // SAFETY: the device exists, the attribute is a 64-bit number, and the driver only reads it.
+        let mut never = 0_i32;
+        // SAFETY: the device exists, the attributes are a number of 64 and one of 32 bits, and the driver only reads them.
         unsafe {
             let pool = result::device::get_default_mem_pool(device)?;
             let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-            result::mem_pool::set_attribute(pool, threshold, std::ptr::from_mut(&mut all).cast())
+            result::mem_pool::set_attribute(pool, threshold, std::ptr::from_mut(&mut all).cast())?;
+            let waits = CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+            result::mem_pool::set_attribute(pool, waits, std::ptr::from_mut(&mut never).cast())
         }
     }
 

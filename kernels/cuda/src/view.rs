@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 pub use hypic_domain::family::Family;
+use hypic_domain::tuple::Dtype;
 
 use crate::layout::{ALIGNMENT, NONE};
 use crate::memory::{Float, Table};
@@ -239,6 +240,14 @@ impl StoredAs {
         match self {
             Self::F16 => 2,
             Self::F32 => 4,
+        }
+    }
+
+    /// The format of tuples whose tiles these are.
+    pub(crate) fn dtype(self) -> Dtype {
+        match self {
+            Self::F16 => Dtype::F16,
+            Self::F32 => Dtype::F32,
         }
     }
 

@@ -1,14 +1,14 @@
 //! What the CPU device holds: rows, weights, slots, pages, bodies, recordings.
 
 use domain::family::Family;
-use domain::model::{LayerSpec, LinearShape, ModelSpec};
-use domain::tuple::Dtype;
+use domain::model::{FullShape, LayerSpec, LinearShape, ModelSpec};
+use domain::tuple::{Dtype, PartKind, TupleFormat};
 use half::{bf16, f16};
 use hypic_domain as domain;
 
 use super::CpuDevice;
 use super::matrix::{PANEL, pack_transposed};
-use crate::op::{Export, HostLayer, HostTensor, OpError};
+use crate::op::{Checked, Export, HostLayer, HostTensor, OpError};
 
 /// Packed rows, row-major.
 #[derive(Clone, Debug)]
@@ -185,38 +185,35 @@ pub enum LayerParts {
 }
 
 impl LayerParts {
-    pub(crate) fn from_host(layer: usize, spec: &ModelSpec, host: HostLayer) -> Result<Self, OpError> {
-        let wrong = |expected: &str, found: String| OpError::Shape {
-            op: "import",
-            expected: format!("{expected} in layer {layer}"),
-            found,
-        };
-        match (spec.layers.get(layer), host) {
-            (Some(LayerSpec::Linear(shape)), HostLayer::Linear { live, transition, state, tail }) => {
+    pub(crate) fn from_host(layer: usize, spec: &ModelSpec, host: &HostLayer) -> Result<Self, OpError> {
+        plain_rows("import", host.format)?;
+        let layer =
+            spec.layers.get(layer).ok_or_else(|| OpError::shape("import", "a layer of the model", layer))?;
+        Ok(match host.check("import", layer)? {
+            Checked::Linear { live, transition, state, tail, .. } => {
                 let mut next = 0..;
-                let place: Vec<_> = live.iter().map(|&live| live.then(|| next.next()).flatten()).collect();
-                let alive = place.iter().flatten().count();
-                if live.len() != shape.heads
-                    || transition.len() != alive * shape.family.transition().len(shape.key)
-                    || state.len() != shape.heads * shape.key * shape.value
-                    || tail.len() != shape.tail_rows() * shape.conv_channels()
-                {
-                    let found = [live.len(), transition.len(), state.len(), tail.len()];
-                    return Err(wrong(&format!("parts of {shape:?}"), format!("lengths {found:?}")));
-                }
-                Ok(Self::Linear { place, transition, state, tail })
+                let place = live.iter().map(|&live| live.then(|| next.next()).flatten()).collect();
+                let [transition, state, tail] = [transition, state, tail].map(|part| part.decode());
+                Self::Linear { place, transition, state, tail }
             }
-            (Some(LayerSpec::Full(shape)), HostLayer::Full { key, value }) => {
-                let (width, other) = (shape.kv_heads * shape.key, shape.kv_heads * shape.value);
-                let body = key.len().checked_div(width).unwrap_or(0);
-                if key.len() != body * width || value.len() != body * other {
-                    let found = format!("lengths {} and {}", key.len(), value.len());
-                    return Err(wrong(&format!("parts of {shape:?}"), found));
-                }
-                Ok(Self::Full { key, value })
-            }
-            (layer, _) => Err(wrong("parts of the layer's kind", format!("the other kind, for {layer:?}"))),
-        }
+            Checked::Full { key, value, .. } => Self::Full { key: key.decode(), value: value.decode() },
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        let values = match self {
+            Self::Linear { transition, state, tail, .. } => transition.len() + state.len() + tail.len(),
+            Self::Full { key, value } => key.len() + value.len(),
+        };
+        4 * values as u64
+    }
+}
+
+/// This device reads and writes plain rows only.
+fn plain_rows(op: &'static str, format: TupleFormat) -> Result<(), OpError> {
+    match format.layout {
+        0 => Ok(()),
+        layout => Err(OpError::Unsupported { op, what: format!("layout {layout}") }),
     }
 }
 
@@ -261,52 +258,59 @@ pub(crate) fn gdn_only(op: &'static str, shape: &LinearShape) -> Result<(), OpEr
     }
 }
 
-/// One layer of a finished build, in host form.
+/// One layer of a finished build, as it is stored.
 pub(crate) fn export(request: &Export<'_, CpuDevice>) -> Result<HostLayer, OpError> {
-    let wrong = |expected: &str, found: usize| OpError::Shape {
-        op: "export",
-        expected: expected.to_owned(),
-        found: found.to_string(),
-    };
-    match request.spec.layers.get(request.layer) {
-        Some(LayerSpec::Linear(_)) => {
+    const OP: &str = "export";
+    plain_rows(OP, request.format)?;
+    let wrong = |expected: &str, found: usize| OpError::shape(OP, expected, found);
+    let spec = request.spec.layers.get(request.layer);
+    let spec = spec.ok_or_else(|| wrong("a layer of the model", request.layer))?;
+    let mut host = HostLayer::empty(request.format, request.body);
+    match spec {
+        LayerSpec::Linear(_) => {
             let heads = request.recording.layers.get(request.layer).map_or(&[][..], Vec::as_slice);
             let slot = request.states.slots.get(request.slot).and_then(|slot| slot.layers.get(request.layer));
             let slot = slot.ok_or_else(|| wrong("a slot of the pool", request.slot))?;
-            let skip_below = f64::from(request.skip_below);
+            let skip_below = f64::from(request.format.skip_below);
             let live: Vec<bool> = heads.iter().map(|head| head.log_bound.exp() >= skip_below).collect();
-            let transition = heads.iter().zip(&live).filter(|(_, live)| **live);
-            Ok(HostLayer::Linear {
-                transition: transition.flat_map(|(head, _)| &head.transition).copied().collect(),
-                state: heads.iter().flat_map(|head| &head.state).copied().collect(),
-                tail: slot.tail.clone(),
-                live,
-            })
+            let alive = heads.iter().zip(&live).filter(|(_, live)| **live);
+            let transition: Vec<f32> = alive.flat_map(|(head, _)| &head.transition).copied().collect();
+            let state: Vec<f32> = heads.iter().flat_map(|head| &head.state).copied().collect();
+            host.encode(OP, spec, PartKind::Transition, (&live, &transition))?;
+            host.encode(OP, spec, PartKind::State, (&[], &state))?;
+            host.encode(OP, spec, PartKind::Tail, (&[], &slot.tail))?;
         }
-        Some(LayerSpec::Full(shape)) => {
-            let layer = request.pages.layers.get(request.layer).and_then(Option::as_ref);
-            let layer = layer.ok_or_else(|| wrong("pages for the layer", request.layer))?;
-            let tokens = request.context.live.len();
-            let first = tokens
-                .checked_sub(request.body)
-                .ok_or_else(|| wrong("a body within the run", request.body))?;
-            let size = request.pages.page_tokens;
-            if request.context.pages.len() * size < tokens {
-                return Err(wrong("pages for every live token", request.context.pages.len()));
-            }
-            let read = |values: &[f32], width: usize| {
-                let mut out = Vec::with_capacity(shape.kv_heads * request.body * width);
-                for head in 0..shape.kv_heads {
-                    for token in first..tokens {
-                        let page = request.context.pages[token / size];
-                        let at = (page * shape.kv_heads + head) * size + token % size;
-                        out.extend_from_slice(&values[at * width..][..width]);
-                    }
-                }
-                out
-            };
-            Ok(HostLayer::Full { key: read(&layer.key, shape.key), value: read(&layer.value, shape.value) })
+        LayerSpec::Full(shape) => {
+            let [key, value] = body_kv(request, shape)?;
+            host.encode(OP, spec, PartKind::Key, (&[], &key))?;
+            host.encode(OP, spec, PartKind::Value, (&[], &value))?;
         }
-        None => Err(wrong("a layer of the model", request.layer)),
     }
+    Ok(host)
+}
+
+/// Keys and values of the body, `[kv heads, body, width]`.
+fn body_kv(request: &Export<'_, CpuDevice>, shape: &FullShape) -> Result<[Vec<f32>; 2], OpError> {
+    let wrong = |expected: &str, found: usize| OpError::shape("export", expected, found);
+    let layer = request.pages.layers.get(request.layer).and_then(Option::as_ref);
+    let layer = layer.ok_or_else(|| wrong("pages for the layer", request.layer))?;
+    let tokens = request.context.live.len();
+    let first =
+        tokens.checked_sub(request.body).ok_or_else(|| wrong("a body within the run", request.body))?;
+    let size = request.pages.page_tokens;
+    if request.context.pages.len() * size < tokens {
+        return Err(wrong("pages for every live token", request.context.pages.len()));
+    }
+    let read = |values: &[f32], width: usize| {
+        let mut out = Vec::with_capacity(shape.kv_heads * request.body * width);
+        for head in 0..shape.kv_heads {
+            for token in first..tokens {
+                let page = request.context.pages[token / size];
+                let at = (page * shape.kv_heads + head) * size + token % size;
+                out.extend_from_slice(&values[at * width..][..width]);
+            }
+        }
+        out
+    };
+    Ok([read(&layer.key, shape.key), read(&layer.value, shape.value)])
 }

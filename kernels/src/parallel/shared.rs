@@ -1,6 +1,10 @@
-//! What ranks hold together: tensors and weights.
+//! What ranks hold together: tensors, weights and finished layers.
 
 use std::ops::Deref;
+use std::sync::Arc;
+
+use domain::tuple::TupleFormat;
+use hypic_domain as domain;
 
 use crate::op::{Device, OpError, Split};
 
@@ -25,6 +29,13 @@ pub struct Tensor<D: Device> {
 pub struct Weight<D: Device> {
     pub(super) parts: Vec<D::Weight>,
     pub(super) split: Split,
+}
+
+/// One layer of a finished build on every rank.
+pub struct Built<D: Device> {
+    pub(super) parts: Vec<Arc<D::BuiltLayer>>,
+    /// That of the whole layer where it is stored.
+    pub(super) format: TupleFormat,
 }
 
 /// A tensor that is no open sum.

@@ -36,10 +36,13 @@ impl Data {
                 .flat_map(|head| (0..rows).flat_map(move |row| of(row)[head * width..][..width].to_vec()))
                 .collect()
         };
-        HostLayer::Full {
-            key: by_head(&|row| self.key_row(row).to_vec(), FULL.key),
-            value: by_head(&|row| self.value_row(row).to_vec(), FULL.value),
-        }
+        let full = &spec().layers[1];
+        let mut host = HostLayer::empty(TupleFormat::EXACT, rows);
+        let key: Vec<f32> = by_head(&|row| self.key_row(row).to_vec(), FULL.key);
+        let value: Vec<f32> = by_head(&|row| self.value_row(row).to_vec(), FULL.value);
+        host.encode("test", full, PartKind::Key, (&[], &key)).unwrap();
+        host.encode("test", full, PartKind::Value, (&[], &value)).unwrap();
+        host
     }
 }
 
@@ -84,7 +87,7 @@ fn body(
     len: usize,
 ) -> PlacedBody<TestDevice> {
     let layers = BodyLayers::empty(2);
-    layers.arrive(1, device.import(1, &spec(), pages, data.host(len)).unwrap());
+    layers.arrive(1, device.import(1, &spec(), pages, &data.host(len)).unwrap());
     PlacedBody { layers: Arc::new(layers), start, len: len as u32 }
 }
 
@@ -200,7 +203,7 @@ fn a_build_exports_unrotated_keys_of_its_body() {
         pages: &pages,
         context: &live.context,
         body: 32,
-        skip_below: 0.0,
+        format: TupleFormat::EXACT,
     };
     let tail = Data {
         query: vec![],
@@ -215,7 +218,7 @@ fn a_build_exports_unrotated_keys_of_its_body() {
         let layers = BodyLayers::empty(2);
         layers.arrive(1, device.adopt(1, &spec, &mut pages, &built).unwrap());
         let imported = BodyLayers::empty(2);
-        imported.arrive(1, device.import(1, &spec, &mut pages, tail.host(32)).unwrap());
+        imported.arrive(1, device.import(1, &spec, &mut pages, &tail.host(32)).unwrap());
         let [adopted, imported] = [layers, imported].map(|layers| {
             let mut run = run(0..6, vec![0], (32..38).collect());
             run.context.bodies.push(PlacedBody { layers: Arc::new(layers), start: 0, len: 32 });
@@ -236,7 +239,7 @@ fn a_build_exports_unrotated_keys_of_its_body() {
         layer: 1,
         slot: 0,
         body: 32,
-        skip_below: 0.0,
+        format: TupleFormat::EXACT,
     };
     assert_eq!(device.export(&export).unwrap(), tail.host(32));
 }

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use hypic_domain::id::ModelId;
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::{LayerSpec, ModelSpec};
-use hypic_domain::tuple::TupleFormat;
+use hypic_domain::tuple::{PartKind, TupleFormat};
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::{
-    Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight,
-    OpError, SharedExpert, Split,
+    Checked, Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput,
+    NormWeight, OpError, SharedExpert, Split, StoredPart,
 };
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_kernels::reference::{self, Attention, Gdn, Inputs, Part, Summary, Token};
@@ -22,6 +22,7 @@ mod attention;
 mod builds;
 mod linear;
 mod rows;
+mod tuples;
 
 type States = <TestDevice as Device>::States;
 type Pages = <TestDevice as Device>::Pages;

@@ -1,12 +1,16 @@
 //! Builds in company, and what becomes of them: to the host, and to another device.
 
-use super::linear::{Data, fresh, mix, plain, run};
+use super::linear::{Data, decoded, fresh, mix, plain, run};
 use super::*;
 
 const SEAM: usize = 8;
 
 /// Builds in slots 0, 1 … of one step, a run of somebody else between the first two; what each recorded, layer 0.
-fn built(device: &TestDevice, lens: &[usize], whole: Option<f32>) -> Vec<<TestDevice as Device>::BuiltLayer> {
+fn built(
+    device: &TestDevice,
+    lens: &[usize],
+    (whole, format): (Option<f32>, TupleFormat),
+) -> Vec<<TestDevice as Device>::BuiltLayer> {
     let spec = spec();
     let mut states = fresh(device, lens.len() + 1);
     let segments: Vec<Data> = lens.iter().map(|&len| Data::random(len as u64 + 4000, len)).collect();
@@ -35,8 +39,8 @@ fn built(device: &TestDevice, lens: &[usize], whole: Option<f32>) -> Vec<<TestDe
     let finish = |(slot, recording): (usize, &Arc<Mutex<<TestDevice as Device>::Recording>>)| {
         let (states, pages, context, spec) = (&states, &pages, &context, &spec);
         let (recording, body) = (&*recording.lock().unwrap(), lens[slot] - SEAM);
-        let skip_below = whole.unwrap_or(0.0);
-        let request = Export { layer: 0, spec, recording, states, slot, pages, context, body, skip_below };
+        let format = TupleFormat { skip_below: whole.unwrap_or(0.0), ..format };
+        let request = Export { layer: 0, spec, recording, states, slot, pages, context, body, format };
         device.finish(&request).unwrap()
     };
     recordings.iter().enumerate().map(finish).collect()
@@ -47,16 +51,15 @@ fn builds_in_company_record_what_they_record_alone() {
     let device = poisoned(2);
     for whole in [None, Some(1e-3), Some(0.0)] {
         let lens = [300, 9, 130, 64, 401];
-        let together = built(&device, &lens, whole);
+        let asked = (whole, TupleFormat::EXACT);
+        let together = built(&device, &lens, asked);
         for (len, together) in lens.iter().zip(&together) {
             let land = |built| device.land(0, &spec(), built).unwrap();
-            let (alone, together) = (land(&built(&device, &[*len], whole)[0]), land(together));
+            let (alone, together) = (land(&built(&device, &[*len], asked)[0]), land(together));
             assert_eq!(alone, together, "{len} rows");
             let data = Data::random(*len as u64 + 4000, *len);
             let right = data.layer().build(data.inputs(), *len, SEAM);
-            let HostLayer::Linear { live, transition, state, tail } = together else {
-                panic!("a full layer")
-            };
+            let (live, [transition, state, tail]) = decoded(&together);
             let kept: Vec<bool> =
                 right.log_bound.iter().map(|bound| bound.exp() >= f64::from(whole.unwrap_or(0.0))).collect();
             assert_eq!(live, kept);
@@ -74,14 +77,24 @@ fn builds_in_company_record_what_they_record_alone() {
 #[test]
 fn a_layer_that_is_adopted_is_the_layer_that_went_over_the_host() {
     let (device, other) = (poisoned(2), poisoned(1));
+    let eight = TupleFormat { transition: Dtype::I8, state: Dtype::I8, ..TupleFormat::default() };
+    for format in [TupleFormat::EXACT, device.format(&TupleFormat::default()), device.format(&eight)] {
+        adopted_or_landed((&device, &other), format);
+    }
+    assert!(device.keeps(&device.format(&TupleFormat::default())));
+}
+
+fn adopted_or_landed((device, other): (&TestDevice, &TestDevice), format: TupleFormat) {
     let len = 200;
+    let asked = (Some(1e-3), format);
     let mut pages = device.pages(&spec(), 1, 1).unwrap();
-    let here = Arc::new(built(&device, &[len], Some(1e-3)).remove(0));
-    let there = Arc::new(built(&other, &[len], Some(1e-3)).remove(0));
+    let here = Arc::new(built(device, &[len], asked).remove(0));
+    let there = Arc::new(built(other, &[len], asked).remove(0));
     let host = device.land(0, &spec(), &here).unwrap();
+    assert_eq!((host.format, host.body), (TupleFormat { skip_below: 1e-3, ..format }, len - SEAM));
     assert_eq!(other.land(0, &spec(), &there).unwrap(), host);
     let parts = [
-        device.import(0, &spec(), &mut pages, host).unwrap(),
+        device.import(0, &spec(), &mut pages, &host).unwrap(),
         device.adopt(0, &spec(), &mut pages, &here).unwrap(),
         device.adopt(0, &spec(), &mut pages, &there).unwrap(),
     ];
@@ -99,15 +112,17 @@ fn a_layer_that_is_adopted_is_the_layer_that_went_over_the_host() {
         let mut composed = run(0, 0..live.rows, ops);
         let len = (len - SEAM) as u32;
         composed.context.bodies.push(PlacedBody { layers: Arc::new(layers), start: SEAM as u32, len });
-        let mut states = fresh(&device, 1);
-        let out = mix(&device, &live, vec![composed], &mut states).unwrap();
+        let mut states = fresh(device, 1);
+        let out = mix(device, &live, vec![composed], &mut states).unwrap();
         (out, device.slot_state(&states, 0, 0).unwrap())
     });
     assert_eq!(found[1], found[2]);
-    if device.keeps(&TupleFormat::EXACT) {
-        assert_eq!(found[0], found[1]);
+    if device.keeps(&format) {
+        assert_eq!(found[0], found[1], "{format:?}");
     } else {
         let right: Vec<f64> = found[1].1.iter().map(|&x| f64::from(x)).collect();
-        within(Compared::State, &found[0].1, &right);
+        let error = error(&found[0].1, &right);
+        let bound = bound(Compared::State, format.state).max(bound(Compared::State, DTYPE));
+        assert!(error <= bound, "{format:?}: {error:e}");
     }
 }

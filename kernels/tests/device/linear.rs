@@ -98,8 +98,17 @@ pub(super) fn fresh(device: &TestDevice, slots: usize) -> States {
     states
 }
 
-/// Builds a segment alone, in steps of `step` rows.
+/// Builds a segment alone, in steps of `step` rows; its layer exactly.
 fn build(device: &TestDevice, data: &Data, seam: usize, step: usize, skip_below: f32) -> HostLayer {
+    build_as(device, data, (seam, step), TupleFormat { skip_below, ..TupleFormat::EXACT })
+}
+
+fn build_as(
+    device: &TestDevice,
+    data: &Data,
+    (seam, step): (usize, usize),
+    format: TupleFormat,
+) -> HostLayer {
     let spec = spec();
     let mut states = fresh(device, 1);
     let recording = Arc::new(Mutex::new(device.recording(&spec).unwrap()));
@@ -107,7 +116,7 @@ fn build(device: &TestDevice, data: &Data, seam: usize, step: usize, skip_below:
         let count = step.min(data.rows - first);
         let mut run = plain(0, 0..count);
         let body = seam.saturating_sub(first).min(count)..count;
-        let whole = (body.len() == data.rows - seam).then_some(skip_below);
+        let whole = (body.len() == data.rows - seam).then_some(format.skip_below);
         run.record = Some(Record { recording: Arc::clone(&recording), body, whole });
         mix(device, &data.rows(first..first + count), vec![run], &mut states).unwrap();
     }
@@ -123,15 +132,25 @@ fn build(device: &TestDevice, data: &Data, seam: usize, step: usize, skip_below:
         pages: &pages,
         context: &context,
         body: data.rows - seam,
-        skip_below,
+        format,
     };
     device.export(&export).unwrap()
+}
+
+/// The live heads, and `T`, `S` and tail in fp32.
+pub(super) fn decoded(layer: &HostLayer) -> (Vec<bool>, [Vec<f32>; 3]) {
+    match layer.check("test", &spec().layers[0]).unwrap() {
+        Checked::Linear { live, transition, state, tail, .. } => {
+            (live, [transition, state, tail].map(|part: StoredPart| part.decode()))
+        }
+        Checked::Full { .. } => panic!("a full layer"),
+    }
 }
 
 fn placed(device: &TestDevice, host: HostLayer, len: usize) -> PlacedBody<TestDevice> {
     let layers = BodyLayers::empty(2);
     let mut pages = device.pages(&spec(), 1, 1).unwrap();
-    layers.arrive(0, device.import(0, &spec(), &mut pages, host).unwrap());
+    layers.arrive(0, device.import(0, &spec(), &mut pages, &host).unwrap());
     PlacedBody { layers: Arc::new(layers), start: 0, len: len as u32 }
 }
 
@@ -175,10 +194,7 @@ fn a_build_records_the_body_and_the_tail_of_the_whole_segment() {
     {
         let data = Data::random(rows as u64 + 1000, rows);
         let right = data.layer().build(data.inputs(), rows, seam);
-        let HostLayer::Linear { live, transition, state, tail } = build(&device, &data, seam, step, 0.0)
-        else {
-            panic!("a full layer");
-        };
+        let (live, [transition, state, tail]) = decoded(&build(&device, &data, seam, step, 0.0));
         assert_eq!(live, [true; 4]);
         within(Compared::State, &transition, &right.transition);
         within(Compared::State, &state, &right.state);
@@ -191,13 +207,80 @@ fn heads_that_have_forgotten_store_no_transition() {
     let device = poisoned(1);
     let data = Data::random(3, 400);
     let right = data.layer().build(data.inputs(), 400, 8);
-    let HostLayer::Linear { live, transition, .. } = build(&device, &data, 8, 400, 1e-3) else {
-        panic!("a full layer");
-    };
+    let built = build(&device, &data, 8, 400, 1e-3);
+    let (live, [transition, ..]) = decoded(&built);
+    assert_eq!(built.live_heads(&spec().layers[0]), (3, 4));
     let kept: Vec<bool> = right.log_bound.iter().map(|bound| bound.exp() >= 1e-3).collect();
     assert_eq!(live, kept);
     assert_eq!(live, [false, true, true, true]);
     within(Compared::State, &transition, &right.transition[LINEAR.key * LINEAR.key..]);
+}
+
+#[test]
+fn a_body_in_any_format_is_what_was_stored() {
+    let device = poisoned(1);
+    let (data, query) = (Data::random(6, 90), Data::random(7, 3));
+    let exact = build(&device, &data, 8, 99, 0.0);
+    let right: Vec<f64> = decoded(&exact).1[1].iter().map(|&x| f64::from(x)).collect();
+    let rows = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I8].map(|dtype| TupleFormat {
+        transition: dtype,
+        state: dtype,
+        tail: dtype,
+        ..TupleFormat::EXACT
+    });
+    for format in rows.into_iter().chain([device.format(&TupleFormat::default())]) {
+        let host = build_as(&device, &data, (8, 99), format);
+        assert_eq!(host, build_as(&device, &data, (8, 99), format), "the same bits again");
+        let after = |host: &HostLayer| {
+            let mut states = fresh(&device, 1);
+            let mut only = plain(0, 0..3);
+            only.ops.push(RunOp::Apply { body: 0, rule: Rule::Replace });
+            only.context.bodies.push(placed(&device, host.clone(), 82));
+            mix(&device, &query, vec![only], &mut states).unwrap();
+            device.slot_state(&states, 0, 0).unwrap()
+        };
+        let found = after(&host);
+        let (error, bound) = (error(&found, &right), bound(Compared::State, format.state));
+        assert!(error <= bound.max(super::bound(Compared::State, DTYPE)), "{format:?}: {error:e}");
+        assert_eq!(found, after(&host.clone()));
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_never_stored_as_a_number() {
+    let device = poisoned(1);
+    let mut data = Data::random(6, 40);
+    let channels = LINEAR.conv_channels();
+    data.raw[20 * channels + channels - 1] = f32::NAN;
+    let spec = spec();
+    for format in [TupleFormat::EXACT, device.format(&TupleFormat::default())] {
+        let mut states = fresh(&device, 1);
+        let recording = Arc::new(Mutex::new(device.recording(&spec).unwrap()));
+        let mut built = plain(0, 0..40);
+        built.record = Some(Record { recording: Arc::clone(&recording), body: 8..40, whole: None });
+        mix(&device, &data, vec![built], &mut states).unwrap();
+        let pages = device.pages(&spec, 1, 1).unwrap();
+        let context = Context { pages: vec![], live: vec![], bodies: vec![] };
+        let recording = recording.lock().unwrap();
+        let stored = device.export(&Export {
+            layer: 0,
+            spec: &spec,
+            recording: &*recording,
+            states: &states,
+            slot: 0,
+            pages: &pages,
+            context: &context,
+            body: 32,
+            format,
+        });
+        match stored {
+            Ok(host) => {
+                let shape = format.part(&spec.layers[0], PartKind::State, 32).unwrap();
+                assert!(!format.is_finite(PartKind::State, &shape, host.part(PartKind::State).unwrap()));
+            }
+            Err(error) => assert!(matches!(error, OpError::NotFinite { .. }), "{error}"),
+        }
+    }
 }
 
 /// Four segments: whole, and composed of seams and bodies.

@@ -28,7 +28,7 @@ impl<D: Device> Core<D> {
     pub(super) fn obey(&mut self, command: Command) {
         match command {
             Command::Generate { age, order, events } => self.generate(age, *order, events),
-            Command::Layer { age, piece, layer, host } => self.layer_came(age, piece, layer, host),
+            Command::Layer { age, piece, layer, host } => self.layer_came(age, piece, layer, &host),
             Command::Arrived { age, piece, outcome, by } => self.arrived(age, piece, outcome, by),
             Command::Lost { age, piece, reason } => self.lost(age, Some(piece), reason),
             Command::FeedClosed { age } => self.lost(age, None, ColdReason::Unknown),
@@ -94,9 +94,12 @@ impl<D: Device> Core<D> {
         }
         let keys: Vec<_> = program.bodies.iter().filter_map(|body| order.pieces[body.piece].key).collect();
         let places = keys.iter().zip(&program.bodies);
-        let bodies = places
-            .map(|(key, body)| PlacedBody { layers: self.body(*key), start: body.start, len: body.len })
-            .collect();
+        let placed = places.map(|(key, body)| PlacedBody {
+            layers: self.bodies.place(*key),
+            start: body.start,
+            len: body.len,
+        });
+        let bodies = placed.collect();
         let cuts = match order.mode {
             Mode::Prefix | Mode::Pic => order
                 .boundaries
@@ -172,16 +175,16 @@ impl<D: Device> Core<D> {
             .find(|sequence| sequence.age == request && sequence.lead.is_some())
     }
 
-    fn layer_came(&mut self, age: Age, piece: usize, layer: usize, host: HostLayer) {
+    fn layer_came(&mut self, age: Age, piece: usize, layer: usize, host: &HostLayer) {
         let Some(sequence) = self.lead_of(age) else { return };
         let prompt = Rc::clone(&sequence.prompt);
         let Some(place) = prompt.program.bodies.iter().position(|body| body.piece == piece) else { return };
-        let body = &prompt.bodies[place].layers;
-        if layer >= self.layers.len() || body.layer(layer).is_some() {
-            return;
-        }
-        match self.device.import(layer, self.model.spec(), &mut self.memory.pages, host) {
-            Ok(parts) => body.arrive(layer, parts),
+        match self.take_over(&prompt.keys[place], &prompt.bodies[place].layers, (layer, host)) {
+            Ok(()) => {}
+            // It would find no room when it is built, either.
+            Err(error @ OpError::OutOfMemory { .. }) => {
+                self.fail_request(prompt.request, &EngineError::run_step(error));
+            }
             Err(error) => {
                 tracing::warn!(key = %prompt.keys[place], layer, error = %error, "a tuple does not fit the model");
                 self.lost(age, Some(piece), ColdReason::Corrupt);
@@ -260,7 +263,7 @@ impl<D: Device> Core<D> {
             }
         }
         self.builds.retain_mut(|build| build.is_wanted());
-        self.bodies.retain(|_, body| body.strong_count() > 0);
+        self.bodies.sweep();
     }
 
     /// Gives free slots to those that wait, fairly.

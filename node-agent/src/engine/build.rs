@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use hypic_compose::Build as Program;
 use hypic_domain::key::{Scope, SegmentKey};
-use hypic_domain::model::LayerSpec;
-use hypic_domain::tuple::PartKind;
 use hypic_domain::unit::Millis;
 use hypic_kernels::op::{Device, Export, HostLayer, OpError};
 use hypic_kernels::plan::{BodyLayers, Context, Record, Run};
@@ -23,7 +21,7 @@ use super::pool::Lease;
 use super::run::{Core, tuple_head};
 use super::scatter::{Delivery, Job, Listener, Site};
 use super::step::Step;
-use super::tuple::{decode_layer, layer_values};
+use super::tuple::host_layer;
 use super::{BuiltTuple, EngineError, Segment};
 
 /// One segment to be built, for whoever asked.
@@ -86,10 +84,12 @@ impl<D: Device> Build<D> {
     /// Whether anybody here or elsewhere still waits for it.
     pub(super) fn is_wanted(&mut self) -> bool {
         self.listeners.retain(|listener| !listener.is_closed());
-        // One that is computed is kept for those who ask later.
+        // What is whole on the device, nobody here waits for; once it is computed it is kept for those who ask later.
+        let is_whole = self.body.ready() == self.head.layers.len();
+        let is_done = self.is_computed() || (is_whole && matches!(self.site, Site::Away(_)));
         !self.listeners.is_empty()
-            || Arc::strong_count(&self.body) > 1
-            || (self.is_computed() && self.publish)
+            || (!is_whole && Arc::strong_count(&self.body) > 1)
+            || (is_done && self.publish)
     }
 
     fn tell(&mut self, event: BuildEvent) {
@@ -132,16 +132,6 @@ impl<D: Device> Core<D> {
         self.builds.iter().find(|build| build.key == *key)
     }
 
-    /// The place of a tuple's layers on the device, shared by all who use it now.
-    pub(super) fn body(&mut self, key: SegmentKey) -> Arc<BodyLayers<D>> {
-        if let Some(body) = self.bodies.get(&key).and_then(std::sync::Weak::upgrade) {
-            return body;
-        }
-        let body = Arc::new(BodyLayers::empty(self.layers.len()));
-        self.bodies.insert(key, Arc::downgrade(&body));
-        body
-    }
-
     /// Joins the build of a segment, or queues one.
     ///
     /// # Errors
@@ -166,7 +156,7 @@ impl<D: Device> Core<D> {
             self.check_pages(ids.len())?;
             let head = tuple_head(&self.config, &self.layers, key, ids);
             let writer = Some(TupleWriter::new(head.clone()).map_err(write_failed)?);
-            let body = self.body(key);
+            let body = self.bodies.place(key);
             let listeners: Vec<_> = listener.into_iter().collect();
             let wanted = Arc::new(());
             let is_read = listeners.iter().any(Listener::is_reading);
@@ -261,15 +251,16 @@ impl<D: Device> Core<D> {
             pages: &self.memory.pages,
             context,
             body: build.program.body,
-            skip_below: self.config.format.skip_below,
+            format: self.config.format,
         });
         drop(recording);
         let built = Arc::new(finished.map_err(EngineError::run_step)?);
         let keeps = self.device.keeps(&self.config.format);
         if keeps && combines {
-            let placed = self.device.adopt(layer, self.model.spec(), &mut self.memory.pages, &built);
-            build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
+            let body = Arc::clone(&build.body);
+            self.take_built(key, &body, (layer, &built)).map_err(EngineError::run_step)?;
         }
+        let build = &mut self.builds[place];
         if keeps {
             for listener in &build.listeners {
                 listener.deliver(Delivery::Layer { key: *key, layer, built: Arc::clone(&built) });
@@ -290,13 +281,11 @@ impl<D: Device> Core<D> {
             });
         };
         let landed = self.device.land(layer, self.model.spec(), &built).map_err(EngineError::run_step)?;
-        if let HostLayer::Linear { live, .. } = &landed {
-            self.counters.count_heads(live);
-        }
-        let parts = writer.push_layer(layer_values(&landed)).map_err(write_failed)?.to_vec();
+        self.counters.count_heads(landed.live_heads(&self.layers[layer]));
+        let parts = writer.push_layer(landed.parts.iter().cloned()).map_err(write_failed)?.to_vec();
         build.landed += 1;
         let key = build.key;
-        self.use_layer(place, layer, &parts)?;
+        self.use_layer(place, layer, &landed)?;
         let build = &mut self.builds[place];
         // A worker that had it before may have told it already: the same layer.
         if build.told.len() == layer {
@@ -307,15 +296,13 @@ impl<D: Device> Core<D> {
 
     /// Puts a layer in place for prompts here, if it is not there. What is used went through the stored format: a hit
     /// gives the same bits.
-    fn use_layer(&mut self, place: usize, layer: usize, parts: &[Part]) -> Result<(), EngineError> {
-        let build = &self.builds[place];
-        if !self.combines() || build.body.layer(layer).is_some() {
+    fn use_layer(&mut self, place: usize, layer: usize, host: &HostLayer) -> Result<(), EngineError> {
+        if !self.combines() {
             return Ok(());
         }
-        let stored = decode_layer(&build.head, layer, parts).map_err(write_failed)?;
-        let placed = self.device.import(layer, self.model.spec(), &mut self.memory.pages, stored);
-        build.body.arrive(layer, placed.map_err(EngineError::run_step)?);
-        Ok(())
+        let build = &self.builds[place];
+        let (key, body) = (build.key, Arc::clone(&build.body));
+        self.take_over(&key, &body, (layer, host)).map_err(EngineError::run_step)
     }
 
     /// A worker has encoded a layer.
@@ -326,12 +313,9 @@ impl<D: Device> Core<D> {
         parts: Vec<Part>,
     ) -> Result<(), EngineError> {
         let Some(place) = self.builds.iter().position(|build| build.key == key) else { return Ok(()) };
-        self.use_layer(place, layer, &parts)?;
-        if let Some(LayerSpec::Linear(_)) = self.layers.get(layer) {
-            let transition = parts.iter().find(|part| part.spec().kind == PartKind::Transition);
-            let live = self.builds[place].head.live_heads(layer as u16, transition).map_err(write_failed)?;
-            self.counters.count_heads(&live);
-        }
+        let host = host_layer(&self.builds[place].head, layer, &parts).map_err(write_failed)?;
+        self.use_layer(place, layer, &host)?;
+        self.counters.count_heads(host.live_heads(&self.layers[layer]));
         self.builds[place].tell(BuildEvent::Layer { key, layer, parts });
         Ok(())
     }

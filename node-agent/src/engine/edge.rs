@@ -15,7 +15,7 @@ use hypic_store::StoredTuple;
 use hypic_store::codec::{Part, TupleHead};
 use tokio::sync::mpsc;
 
-use super::tuple::decode_layer;
+use super::tuple::host_layer;
 use super::{EngineError, Segment};
 
 /// Arrival order of requests, and the name of each inside the engine.
@@ -149,13 +149,13 @@ impl Feed {
         self.heads.iter().enumerate().filter_map(|(piece, head)| Some((piece, head.as_ref()?)))
     }
 
-    /// All parts of one layer of a piece's tuple. They are decoded here, not on the engine's thread.
+    /// All parts of one layer of a piece's tuple. They are checked here, not on the engine's thread.
     ///
     /// # Errors
     /// A part that does not fit the piece: the tuple is of no use, and to be reported lost.
     pub fn layer(&self, piece: usize, layer: usize, parts: &[Part]) -> Result<(), EngineError> {
         if let Some(head) = self.heads.get(piece).and_then(Option::as_ref) {
-            let host = decode_layer(head, layer, parts)
+            let host = host_layer(head, layer, parts)
                 .map_err(|source| EngineError::ReadTuple { source: Arc::new(source) })?;
             self.doorbell.ring(Command::Layer { age: self.age, piece, layer, host });
         }
@@ -178,11 +178,8 @@ impl Feed {
         outcome: SegmentOutcome,
         by: Option<AgentId>,
     ) -> Result<(), EngineError> {
-        let mut parts = tuple.parts();
         for layer in 0..tuple.head().layers.len() {
-            let count = parts.iter().take_while(|part| usize::from(part.spec().layer) == layer).count();
-            self.layer(piece, layer, &parts[..count])?;
-            parts = &parts[count..];
+            self.layer(piece, layer, tuple.layer(layer as u16))?;
         }
         self.arrived(piece, outcome, by);
         Ok(())

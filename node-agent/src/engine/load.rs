@@ -6,7 +6,7 @@ use hypic_domain::flow::Origin;
 use hypic_domain::flow::{Mode, Order, Piece, TokenEvent};
 use hypic_domain::key::{Scope, SegmentKey};
 use hypic_domain::sampling::Sampling;
-use hypic_domain::unit::{Millis, Tokens};
+use hypic_domain::unit::{Bytes, Millis, Tokens};
 
 use super::{BuildEvent, Engine, EngineError, Segment};
 
@@ -33,6 +33,10 @@ pub struct Load {
     pub pages_total: usize,
     /// Snapshots kept.
     pub snapshots: usize,
+    /// Tuples that stay on the device.
+    pub bodies: usize,
+    /// Bytes of them and of those in use, beside their keys and values.
+    pub body_bytes: Bytes,
     /// Counters since the start.
     pub counters: Counters,
 }
@@ -74,9 +78,9 @@ pub struct Counters {
 
 impl Counters {
     /// Counts the heads of a layer by which of them store a `T`.
-    pub(super) fn count_heads(&mut self, live: &[bool]) {
-        self.heads += live.len() as u64;
-        self.heads_live += live.iter().filter(|live| **live).count() as u64;
+    pub(super) fn count_heads(&mut self, (live, heads): (usize, usize)) {
+        self.heads += heads as u64;
+        self.heads_live += live as u64;
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn pages_under_cap(
     device: u64,
 ) -> Result<usize, EngineError> {
     let slots = spec.slot_bytes().0 * (config.slots + config.builds) as u64;
-    let fixed = config.weights.0 + slots + config.snapshots.0 + device;
+    let fixed = config.weights.0 + slots + config.snapshots.0 + config.bodies.0 + device;
     let page = page_bytes(spec, config).max(1);
     let pages = config.memory.0.saturating_sub(fixed) / page;
     // A model without full layers needs no bytes for pages; their count still bounds what runs at once.

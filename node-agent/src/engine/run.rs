@@ -1,21 +1,21 @@
 //! The engine's loop, top to bottom: listen, sweep, begin, compose, step.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use hypic_decode::FairQueue;
 use hypic_domain::key::SegmentKey;
 use hypic_domain::model::LayerSpec;
-use hypic_domain::unit::Tokens;
+use hypic_domain::unit::{Bytes, Tokens};
 use hypic_kernels::op::Device;
-use hypic_kernels::plan::BodyLayers;
 use hypic_models::model::Model;
+use hypic_store::SnapshotCache;
 use hypic_store::codec::TupleHead;
-use hypic_store::{Observer, SnapshotCache};
 
+use super::bodies::Bodies;
 use super::build::Build;
 use super::edge::{Age, Command};
 use super::load::{Counters, Load};
@@ -23,7 +23,7 @@ use super::memory::{Memory, pages_under_cap};
 use super::pool::Pool;
 use super::scatter::{Crew, Farewell};
 use super::sequence::Sequence;
-use super::{EngineConfig, EngineError, Publish};
+use super::{EngineConfig, EngineError, Outlets, Publish};
 
 /// Sights of snapshots after which one counts half.
 const HALF_LIFE: f64 = 256.0;
@@ -34,8 +34,7 @@ pub(super) struct Parts<D: Device> {
     pub(super) model: Arc<dyn Model<D>>,
     pub(super) config: Arc<EngineConfig>,
     pub(super) layers: Arc<[LayerSpec]>,
-    pub(super) publish: Publish,
-    pub(super) snapshots: Observer,
+    pub(super) outlets: Outlets,
     pub(super) load: Arc<Mutex<Load>>,
     pub(super) hungry: Arc<AtomicBool>,
     pub(super) crew: Crew<D>,
@@ -117,8 +116,7 @@ pub(super) struct Core<D: Device> {
     pub(super) layers: Arc<[LayerSpec]>,
     pub(super) publish: Publish,
     pub(super) memory: Memory<D>,
-    /// Tuples on the device that somebody uses or will use.
-    pub(super) bodies: HashMap<SegmentKey, Weak<BodyLayers<D>>>,
+    pub(super) bodies: Bodies<D>,
     pub(super) waiting: FairQueue<Sequence<D>>,
     /// Sequences that hold a slot, oldest first.
     pub(super) running: BTreeMap<Age, Sequence<D>>,
@@ -130,7 +128,9 @@ pub(super) struct Core<D: Device> {
 
 /// Runs until every handle is gone.
 fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &Receiver<Command>) {
-    let Parts { device, model, config, layers, publish, snapshots, load, hungry, crew } = parts;
+    let Parts { device, model, config, layers, outlets, load, hungry, crew } = parts;
+    let Outlets { publish, snapshots, bodies } = outlets;
+    let bodies = Bodies::new(layers.len(), config.bodies, bodies);
     let memory = Memory {
         states: allocated.states,
         pages: allocated.pages,
@@ -147,7 +147,7 @@ fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &Receiver<Com
         layers,
         publish,
         memory,
-        bodies: HashMap::new(),
+        bodies,
         waiting: FairQueue::default(),
         running: BTreeMap::new(),
         builds: Vec::new(),
@@ -232,6 +232,8 @@ impl<D: Device> Core<D> {
             pages_free: self.memory.page_pool.free(),
             pages_total: self.memory.page_pool.size(),
             snapshots: self.memory.snapshots.usage().entries,
+            bodies: self.bodies.usage().0,
+            body_bytes: Bytes(self.bodies.usage().1),
             counters: self.counters,
         };
         // A lock poisoned by a panic still holds plain numbers.

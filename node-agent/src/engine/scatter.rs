@@ -264,8 +264,8 @@ impl<D: Device> Core<D> {
         }
         let taken = match delivery {
             Delivery::Layer { layer, built, .. } => {
-                let placed = self.device.adopt(layer, self.model.spec(), &mut self.memory.pages, &built);
-                placed.map(|parts| build.body.arrive(layer, parts)).map_err(EngineError::run_step)
+                let body = Arc::clone(&build.body);
+                self.take_built(&key, &body, (layer, &built)).map_err(EngineError::run_step)
             }
             Delivery::Event(BuildEvent::Layer { key, layer, parts }) => {
                 self.layer_of_worker(key, layer, parts)

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use hypic_compose::{Ablation, Build, Program};
 use hypic_domain::flow::{Mode, Piece};
 use hypic_domain::model::LayerSpec;
+use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::cpu::CpuDevice;
 use hypic_kernels::op::{Device, Export};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Run};
@@ -106,9 +107,9 @@ impl<'a> Direct<'a> {
                 pages: &self.pages,
                 context: &context,
                 body: len,
-                skip_below: 0.0,
+                format: TupleFormat::EXACT,
             });
-            body.arrive(layer, device.import(layer, spec, &mut self.pages, host.unwrap()).unwrap());
+            body.arrive(layer, device.import(layer, spec, &mut self.pages, &host.unwrap()).unwrap());
         }
         body
     }

@@ -25,9 +25,11 @@ use hypic_domain::unit::{Bytes, Tokens};
 use hypic_kernels::cpu::CpuDevice;
 use hypic_models::model::Model;
 use hypic_models::random::{RandomSpec, write};
-use hypic_node_agent::engine::{BuiltTuple, Engine, EngineConfig, EngineError, Segment, TokenStream, Worker};
+use hypic_node_agent::engine::{
+    BuiltTuple, Engine, EngineConfig, EngineError, Outlets, Segment, TokenStream, Worker,
+};
 use hypic_segment::{Clock, Segmenter};
-use hypic_store::{StoreEvent, StoredTuple};
+use hypic_store::{Observer, StoreEvent, StoredTuple};
 
 pub(crate) const IDENTITY: Identity = Identity([7; 32]);
 
@@ -62,6 +64,7 @@ impl Fixture {
             memory: Bytes(256 << 20),
             weights: Bytes(0),
             snapshots: Bytes(8 << 20),
+            bodies: Bytes(0),
             ablation: Ablation::None,
         }
     }
@@ -90,16 +93,20 @@ impl Fixture {
         let built = tuples.clone();
         let publish = Box::new(move |done: BuiltTuple| built.put(done.tuple));
         let kept = Arc::new(AtomicI64::new(0));
-        let count = Arc::clone(&kept);
-        let observe = Box::new(move |event| {
-            let change = if matches!(event, StoreEvent::Added { .. }) { 1 } else { -1 };
-            count.fetch_add(change, Ordering::Relaxed);
-        });
-        let engine =
-            Engine::start(self.device.clone(), self.model.clone(), workers, config, publish, observe)
-                .unwrap();
-        Agent { engine, tuples, kept }
+        let bodies = Arc::new(AtomicI64::new(0));
+        let outlets = Outlets { publish, snapshots: counting(&kept), bodies: counting(&bodies) };
+        let engine = Engine::start(self.device.clone(), self.model.clone(), workers, config, outlets);
+        Agent { engine: engine.unwrap(), tuples, kept, bodies }
     }
+}
+
+/// Counts what was told of and not taken back.
+fn counting(held: &Arc<AtomicI64>) -> Observer {
+    let held = Arc::clone(held);
+    Box::new(move |event| {
+        let change = if matches!(event, StoreEvent::Added { .. }) { 1 } else { -1 };
+        held.fetch_add(change, Ordering::Relaxed);
+    })
 }
 
 /// A segment as it is ordered to be built.
@@ -222,6 +229,8 @@ pub(crate) struct Agent {
     pub(crate) tuples: Tuples,
     /// Snapshots told of and not taken back.
     pub(crate) kept: Arc<AtomicI64>,
+    /// Tuples that were told to stay on the device and not to be gone.
+    pub(crate) bodies: Arc<AtomicI64>,
 }
 
 /// A whole answer.

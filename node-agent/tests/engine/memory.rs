@@ -6,7 +6,7 @@ use hypic_domain::flow::{Mode, Order};
 use hypic_domain::sampling::{FinishReason, Sampling};
 use hypic_domain::unit::Bytes;
 use hypic_kernels::op::Device;
-use hypic_node_agent::engine::{Engine, EngineConfig, EngineError};
+use hypic_node_agent::engine::{Engine, EngineConfig, EngineError, Outlets};
 
 use crate::harness::{
     Agent, Fixture, Tuples, finish, greedy, live, order, random, random_pieces, with_boundaries,
@@ -68,14 +68,8 @@ fn what_can_never_fit_is_refused_and_what_fits_alone_ends_at_the_edge() {
     agent.assert_all_free();
     let mut config = fixture.config();
     config.memory = Bytes(10_000);
-    let refused = Engine::start(
-        fixture.device.clone(),
-        fixture.model.clone(),
-        Vec::new(),
-        config,
-        Box::new(|_| {}),
-        Box::new(|_| {}),
-    );
+    let refused =
+        Engine::start(fixture.device.clone(), fixture.model.clone(), Vec::new(), config, Outlets::default());
     assert!(matches!(refused.map(|_| ()), Err(EngineError::FitMemory { .. })));
 }
 

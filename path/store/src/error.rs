@@ -26,12 +26,6 @@ pub enum StoreError {
         /// Newest version read.
         newest: u16,
     },
-    /// Values in a device's own order cannot be read or written row by row.
-    #[error("layout {layout} is not plain rows")]
-    UseLayout {
-        /// The layout of the tuple.
-        layout: u32,
-    },
     /// A layer was pushed out of order or with the wrong contents.
     #[error("layer {layer} cannot be written: {what}")]
     PushLayer {
@@ -40,21 +34,9 @@ pub enum StoreError {
         /// Why not.
         what: &'static str,
     },
-    /// A part was pushed with the wrong number of values.
-    #[error("part {kind:?} of layer {layer} has {found} values instead of {expected}")]
-    CountValues {
-        /// Layer of the model.
-        layer: u16,
-        /// Which part.
-        kind: PartKind,
-        /// Values that the shape asks for.
-        expected: u64,
-        /// Values pushed.
-        found: u64,
-    },
     /// A value is NaN or infinite: caching it would spread it.
     #[error("part {kind:?} of layer {layer} holds a value that is not finite")]
-    EncodeValues {
+    StoreValues {
         /// Layer of the model.
         layer: u16,
         /// Which part.

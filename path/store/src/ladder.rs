@@ -26,8 +26,10 @@ use crate::tuple::StoredTuple;
 /// Sizes of the tiers and the terms of eviction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreConfig {
-    /// Cap of the device's own memory.
+    /// Cap of the device's tier as an arena in main memory; 0 for a device that keeps tuples itself.
     pub device: Bytes,
+    /// Cap of a device that keeps tuples itself and says so ([`Store::on_device`]); 0 for none.
+    pub kept_on_device: Bytes,
     /// Cap of main memory; 0 for no such tier.
     pub host: Bytes,
     /// Folder and cap on a local drive.
@@ -60,12 +62,16 @@ pub enum StoreEvent {
 /// Is told every change, under the store's lock: it must be quick and must not call the store.
 pub type Observer = Box<dyn Fn(StoreEvent) + Send + Sync>;
 
+/// Copies the parts of a layer to where the device fetches them by itself; nothing where they lie there already, or find
+/// no room.
+pub type Place = Box<dyn Fn(&[bytes::Bytes]) -> Option<Vec<bytes::Bytes>> + Send + Sync>;
+
 /// A tuple that was held, and where.
 #[derive(Clone, Debug)]
 pub struct Hit {
     /// The tuple. While it is held, no tier evicts it.
     pub tuple: StoredTuple,
-    /// The tier it came from.
+    /// The nearest tier that has it.
     pub tier: Tier,
 }
 
@@ -74,6 +80,8 @@ pub struct Hit {
 pub struct Store {
     memory: Vec<ArenaTier>,
     disk: Option<DiskTier>,
+    place: Option<Place>,
+    kept_on_device: Bytes,
     ladder: Mutex<Ladder>,
     mismatch: Count,
 }
@@ -83,6 +91,8 @@ struct Ladder {
     kept: HashSet<SegmentKey>,
     /// Due for the disk.
     pending: HashSet<SegmentKey>,
+    /// What the device says that it keeps.
+    on_device: HashMap<SegmentKey, Bytes>,
     /// What the observer was last told.
     held: HashMap<SegmentKey, (Tier, Bytes)>,
     observer: Observer,
@@ -99,7 +109,13 @@ impl Store {
             config.disk.as_ref().map(|(folder, cap)| DiskTier::open(folder, limits(*cap))).transpose()?;
         let memory = [(Tier::Device, config.device), (Tier::Host, config.host)].into_iter();
         let memory = memory.filter(|(_, cap)| cap.0 > 0).map(|(tier, cap)| ArenaTier::new(tier, limits(cap)));
-        Ok(Self::over(memory.collect(), disk, config.half_life, observer))
+        let store = Self::over(memory.collect(), disk, config.half_life, observer);
+        Ok(Self { kept_on_device: config.kept_on_device, ..store })
+    }
+
+    /// The same, whose memory tiers keep the bytes of tuples where `place` puts them.
+    pub fn placing(self, place: Place) -> Self {
+        Self { place: Some(place), ..self }
     }
 
     fn over(memory: Vec<ArenaTier>, disk: Option<DiskTier>, half_life: f64, observer: Observer) -> Self {
@@ -107,10 +123,18 @@ impl Store {
             history: History::new(half_life),
             kept: HashSet::new(),
             pending: HashSet::new(),
+            on_device: HashMap::new(),
             held: HashMap::new(),
             observer,
         };
-        let store = Self { memory, disk, ladder: Mutex::new(ladder), mismatch: Count::default() };
+        let store = Self {
+            memory,
+            disk,
+            place: None,
+            kept_on_device: Bytes(0),
+            ladder: Mutex::new(ladder),
+            mismatch: Count::default(),
+        };
         let on_disk = store.disk.iter().flat_map(DiskTier::keys);
         store.announce(&mut store.ladder(), on_disk);
         store
@@ -122,6 +146,7 @@ impl Store {
     /// [`StoreError::MakeRoom`]: larger than the quota of every memory tier, or all that could go is in use.
     pub fn put(&self, tuple: &StoredTuple, scope: &Scope, saved: Millis) -> Result<Tier, StoreError> {
         let key = *tuple.key();
+        let tuple = &self.placed(tuple);
         let mut ladder = self.ladder();
         let (heat, seen) = ladder.history.sight(key);
         let class = ladder.class(&key, seen);
@@ -156,11 +181,22 @@ impl Store {
                 self.check_ids(&tuple, ids)?;
                 let touched = self.hit(&mut ladder, key, tier);
                 self.announce(&mut ladder, touched);
-                return Ok(Hit { tuple, tier: tier.tier() });
+                return Ok(Hit { tuple, tier: ladder.nearest(key, tier.tier()) });
             }
         }
         drop(ladder);
         self.get_from_disk(key, ids)
+    }
+
+    /// The device keeps a tuple of so many bytes, or no longer. It counts while a memory tier has
+    /// it too: only from there others can fetch it.
+    pub fn on_device(&self, key: &SegmentKey, bytes: Option<Bytes>) {
+        let mut ladder = self.ladder();
+        match bytes {
+            Some(bytes) => ladder.on_device.insert(*key, bytes),
+            None => ladder.on_device.remove(key),
+        };
+        self.announce(&mut ladder, [*key]);
     }
 
     /// Marks a tuple to be kept, or lets it go again. A marked one is due for the disk and goes last.
@@ -220,7 +256,14 @@ impl Store {
 
     /// How full each tier is, nearest first.
     pub fn usage(&self) -> Vec<Usage> {
-        self.tiers().map(TierStore::usage).collect()
+        let ladder = self.ladder();
+        let device = (self.kept_on_device.0 > 0).then(|| Usage {
+            tier: Tier::Device,
+            entries: ladder.on_device.len(),
+            bytes: ladder.on_device.values().copied().sum(),
+            cap: self.kept_on_device,
+        });
+        device.into_iter().chain(self.tiers().map(TierStore::usage)).collect()
     }
 
     /// The last write found the drive full.
@@ -244,6 +287,12 @@ impl Store {
         memory.chain(self.disk.iter().map(|tier| tier as &dyn TierStore))
     }
 
+    /// The tuple with its bytes where they are placed: away from the lock, since it may copy all of them.
+    fn placed(&self, tuple: &StoredTuple) -> StoredTuple {
+        let placed = self.place.as_ref().and_then(|place| tuple.placed(place));
+        placed.unwrap_or_else(|| tuple.clone())
+    }
+
     fn check_ids(&self, tuple: &StoredTuple, ids: Option<&[u32]>) -> Result<(), ColdReason> {
         if ids.is_some_and(|ids| *ids != *tuple.head().ids) {
             self.mismatch.add();
@@ -254,7 +303,7 @@ impl Store {
 
     fn get_from_disk(&self, key: &SegmentKey, ids: Option<&[u32]>) -> Result<Hit, ColdReason> {
         let Some(disk) = &self.disk else { return Err(ColdReason::Unknown) };
-        let read = disk.get(key);
+        let read = disk.get(key).map(|read| read.map(|tuple| self.placed(&tuple)));
         let mut ladder = self.ladder();
         let tuple = match read {
             Ok(Some(tuple)) => tuple,
@@ -338,6 +387,7 @@ impl Store {
     fn announce(&self, ladder: &mut Ladder, keys: impl IntoIterator<Item = SegmentKey>) {
         for key in keys {
             let nearest = self.tiers().find_map(|tier| Some((tier.tier(), tier.bytes_of(&key)?)));
+            let nearest = nearest.map(|(tier, bytes)| (ladder.nearest(&key, tier), bytes));
             let told = ladder.held.get(&key).copied();
             if told == nearest {
                 continue;
@@ -357,6 +407,11 @@ impl Store {
 }
 
 impl Ladder {
+    /// The device where it keeps what lies in `tier`, else that tier.
+    fn nearest(&self, key: &SegmentKey, tier: Tier) -> Tier {
+        if tier != Tier::Disk && self.on_device.contains_key(key) { Tier::Device } else { tier }
+    }
+
     fn class(&self, key: &SegmentKey, seen: bool) -> Class {
         if self.kept.contains(key) {
             Class::Kept

@@ -27,6 +27,6 @@ pub mod tuple;
 
 pub use error::StoreError;
 pub use faults::FaultCounts;
-pub use ladder::{Hit, Observer, Store, StoreConfig, StoreEvent};
+pub use ladder::{Hit, Observer, Place, Store, StoreConfig, StoreEvent};
 pub use snapshot::SnapshotCache;
 pub use tuple::StoredTuple;

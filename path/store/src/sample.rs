@@ -1,12 +1,15 @@
 //! Small tuples for tests: every family, an MLA-shaped full layer, values that say where they stand.
 
+use bytes::Bytes;
 use hypic_domain::family::Family;
 use hypic_domain::key::{Identity, SegmentKey};
 use hypic_domain::model::{FullShape, LayerSpec, LinearShape};
-use hypic_domain::tuple::TupleFormat;
+use hypic_domain::part::live_set;
+use hypic_domain::tuple::{PartKind, TupleFormat};
 use hypic_domain::unit::Tokens;
+use hypic_domain::values;
 
-use crate::codec::{LayerValues, TupleHead, TupleWriter};
+use crate::codec::{TupleHead, TupleWriter};
 use crate::tuple::StoredTuple;
 
 pub(crate) fn linear(family: Family) -> LayerSpec {
@@ -64,12 +67,17 @@ impl Layer {
         }
     }
 
-    pub(crate) fn values(&self, spec: &LayerSpec) -> LayerValues<'_> {
-        let [transition, state, tail, key, value] = &self.parts;
-        match spec {
-            LayerSpec::Linear(_) => LayerValues::Linear { live: &self.live, transition, state, tail },
-            LayerSpec::Full(_) => LayerValues::Full { key, value },
-        }
+    /// As the writer takes them.
+    pub(crate) fn parts(&self, head: &TupleHead, layer: usize) -> Vec<(PartKind, Bytes)> {
+        let kinds = PartKind::ALL.into_iter().zip(&self.parts);
+        let present = kinds.filter(|(_, values)| !values.is_empty());
+        let encode = |(kind, values): (PartKind, &Vec<f32>)| {
+            let shape = head.shape(layer as u16, kind).unwrap();
+            let mut bytes = if kind == PartKind::Transition { live_set(&self.live) } else { Vec::new() };
+            values::encode(values, shape.width as usize, shape.dtype, &mut bytes).unwrap();
+            (kind, bytes.into())
+        };
+        present.map(encode).collect()
     }
 }
 
@@ -77,7 +85,7 @@ pub(crate) fn write(head: TupleHead) -> StoredTuple {
     let layers = head.layers.clone();
     let mut writer = TupleWriter::new(head.clone()).unwrap();
     for (at, spec) in layers.iter().enumerate() {
-        writer.push_layer(Layer::of(spec, &head, at).values(spec)).unwrap();
+        writer.push_layer(Layer::of(spec, &head, at).parts(&head, at)).unwrap();
     }
     writer.finish().unwrap()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hypic_domain::key::SegmentKey;
-use hypic_domain::tuple::{PartKind, PartSpec};
+use hypic_domain::tuple::PartKind;
 
 use crate::codec::{Manifest, Part, TupleHead};
 use crate::error::StoreError;
@@ -33,10 +33,27 @@ impl StoredTuple {
             return Err(StoreError::Assemble { what: "a part is missing, too many or another one" });
         }
         for part in parts.iter().filter(|part| part.spec().kind == PartKind::Transition) {
-            manifest.head.live_heads(part.spec().layer, Some(part))?;
+            manifest.head.live_heads(part.spec().layer, Some(part.bytes()))?;
         }
         let encoded = manifest.encode().into();
         Ok(Self(Arc::new(Inner { manifest, encoded, parts })))
+    }
+
+    /// The same tuple with the bytes of its layers where `place` puts them; nothing where all stay.
+    pub(crate) fn placed(&self, place: impl Fn(&[Bytes]) -> Option<Vec<Bytes>>) -> Option<Self> {
+        let mut parts = Vec::with_capacity(self.0.parts.len());
+        let mut moved = false;
+        for layer in self.0.parts.chunk_by(|a, b| a.spec().layer == b.spec().layer) {
+            let bytes: Vec<Bytes> = layer.iter().map(|part| part.bytes().clone()).collect();
+            let lens = |bytes: &[Bytes]| bytes.iter().map(Bytes::len).collect::<Vec<_>>();
+            let placed = place(&bytes).filter(|placed| lens(placed) == lens(&bytes));
+            moved |= placed.is_some();
+            let placed = placed.unwrap_or(bytes);
+            parts.extend(layer.iter().zip(placed).map(|(part, bytes)| part.moved(bytes)));
+        }
+        let Inner { manifest, encoded, .. } = &*self.0;
+        let inner = Inner { manifest: manifest.clone(), encoded: encoded.clone(), parts };
+        moved.then(|| Self(Arc::new(inner)))
     }
 
     /// The key under which it is stored.
@@ -71,7 +88,7 @@ impl StoredTuple {
 
     /// The bytes of one part; `None` where the layer has none of that kind.
     pub fn part(&self, layer: u16, kind: PartKind) -> Option<&Bytes> {
-        self.find(layer, kind).map(Part::bytes)
+        self.layer(layer).iter().find(|part| part.spec().kind == kind).map(Part::bytes)
     }
 
     /// `len` bytes from `offset`, counted from the start of the first part, for a sender; `None` where they do
@@ -84,41 +101,16 @@ impl StoredTuple {
         Some(part.bytes().slice(start as usize..end as usize))
     }
 
-    /// Replaces `out` by the values of one part; by nothing where the layer has none of that kind.
-    ///
-    /// # Errors
-    /// [`StoreError::UseLayout`] if the values are in a device's own order.
-    pub fn decode_into(&self, layer: u16, kind: PartKind, out: &mut Vec<f32>) -> Result<(), StoreError> {
-        match self.find(layer, kind) {
-            Some(part) => self.head().decode_into(part, out),
-            None => {
-                out.clear();
-                Ok(())
-            }
-        }
-    }
-
-    /// Which heads of a linear layer have a `T`, `[heads]`; empty for full layers. In a family whose `T` is the
-    /// identity, all of them.
-    ///
-    /// # Errors
-    /// None for an assembled tuple; the set was checked.
-    pub fn live_heads(&self, layer: u16) -> Result<Vec<bool>, StoreError> {
-        self.head().live_heads(layer, self.find(layer, PartKind::Transition))
+    /// The parts of one layer.
+    pub fn layer(&self, layer: u16) -> &[Part] {
+        let from = self.0.parts.partition_point(|part| part.spec().layer < layer);
+        let len = self.0.parts[from..].partition_point(|part| part.spec().layer == layer);
+        &self.0.parts[from..from + len]
     }
 
     /// Somebody outside the store holds it. Only meaningful under the lock of the tier that holds the one
     /// stored clone: a first clone is only made there.
     pub(crate) fn in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
-    }
-
-    fn find(&self, layer: u16, kind: PartKind) -> Option<&Part> {
-        let place = |part: &Part| {
-            let PartSpec { layer, kind, .. } = *part.spec();
-            (layer, kind)
-        };
-        let found = self.0.parts.binary_search_by_key(&(layer, kind), place);
-        found.ok().map(|at| &self.0.parts[at])
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
+use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::op::{Device, Export};
 use hypic_kernels::plan::{BodyLayers, Context, Plan, Record, Run, RunOp};
 use hypic_models::model::Memory;
@@ -68,6 +69,7 @@ impl Bench {
             let memory = Memory { states: &mut self.states, pages: &mut self.pages };
             x = self.loaded.model.layer(&self.device, layer, &plan, memory, x)?;
             let Some(skip_below) = skip_below else { continue };
+            let format = self.device.format(&TupleFormat { skip_below, ..TupleFormat::default() });
             for (place, (run, recording)) in plan.runs.iter().zip(&recordings).enumerate() {
                 let recording = recording.lock().map_err(|_| anyhow!("a step died"))?;
                 let built = self.device.finish(&Export {
@@ -79,7 +81,7 @@ impl Bench {
                     pages: &self.pages,
                     context: &run.context,
                     body: SEGMENT - SEAM,
-                    skip_below,
+                    format,
                 })?;
                 give(self, Built { segment: segments.start + place, layer, parts: Arc::new(built) })?;
             }

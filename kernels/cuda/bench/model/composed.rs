@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result};
 use hypic_domain::logits::{Logits, Need};
+use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::op::{Device as _, Export};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 
@@ -134,6 +135,7 @@ impl Reader<'_> {
         let recording = recording.lock().map_err(|_| anyhow::anyhow!("a step died"))?;
         let Bench { device, states, pages, .. } = &mut *self.bench;
         let context = context_of(self.live);
+        let format = device.format(&TupleFormat { skip_below: 0.0, ..TupleFormat::default() });
         for layer in 0..spec.layers.len() {
             let host = device.export(&Export {
                 layer,
@@ -144,9 +146,9 @@ impl Reader<'_> {
                 pages,
                 context: &context,
                 body: ids.len() - SEAM,
-                skip_below: 0.0,
+                format,
             })?;
-            body.arrive(layer, device.import(layer, &spec, pages, host)?);
+            body.arrive(layer, device.import(layer, &spec, pages, &host)?);
         }
         Ok((Arc::new(body), ids.len() - SEAM))
     }

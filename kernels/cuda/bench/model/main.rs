@@ -1,25 +1,29 @@
 //! A whole model of the 35B-A3B shape with random weights on one GPU: the figures of DESIGN §8 that need one.
 //!
-//! `model OUT.json [LAYERS] [SEQUENCES] [cold] [prefill] [layers] [ops] [warm] [decode] [composed]`, layers in fours, 40 for
-//! the whole model, all parts or the named ones: a cold prompt of 64 segments on one GPU and, where there is a second, on
-//! two; cold prefill of 32k tokens, one layer of it by itself, the ops of a layer, a warm prompt of 64 cached bodies with
-//! seams of 8 and one more body, decode of 1, 32 and 128 sequences (or of so many) from recordings and eagerly, and how far
-//! composed logits are from recomputed ones. Figures are medians of wall time from the plan to logits on the host.
+//! `model OUT.json [LAYERS] [SEQUENCES] [cold] [prefill] [layers] [ops] [warm] [host] [decode] [composed]`, layers in fours,
+//! 40 for the whole model, all parts or the named ones: a cold prompt of 64 segments on one GPU and, where there is a
+//! second, on two; cold prefill of 32k tokens, one layer of it by itself, the ops of a layer, a warm prompt of 64 cached
+//! bodies with seams of 8 and one more body, the same from pinned memory of the host, decode of 1, 32 and 128 sequences (or
+//! of so many) from recordings and eagerly, and how far composed logits are from recomputed ones. Figures are medians of
+//! wall time from the plan to logits on the host.
 //!
 //! `model OUT.json LAYERS --devices 0,1`: prefill and decode on GPU 0, then on both as ranks.
 
 mod cold;
 mod composed;
 mod ranks;
+mod warm_host;
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use hypic_cuda::{CudaDevice, Device};
+use hypic_cuda::{CudaDevice, Device, Pinned};
 use hypic_domain::logits::{Logits, Need};
-use hypic_domain::tuple::Dtype;
-use hypic_kernels::op::{Device as _, ExpertShape, Experts, Export, HostTensor, NormWeight, OpError, Split};
+use hypic_domain::tuple::{Dtype, TupleFormat};
+use hypic_kernels::op::{
+    Device as _, ExpertShape, Experts, Export, HostLayer, HostTensor, NormWeight, OpError, Split,
+};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_kernels::random::RandomMatrix;
 use hypic_models::Loaded;
@@ -45,6 +49,8 @@ const BUILT: usize = 8;
 const DECODING: usize = 1024;
 const MOST: usize = 128;
 const REPEATS: usize = 7;
+/// For 64 bodies with every `T`: 4.8 GB.
+const PINNED: usize = 6 << 30;
 
 fn shape(layers: usize) -> RandomSpec {
     RandomSpec {
@@ -77,9 +83,15 @@ struct Bench {
 
 impl Bench {
     /// The model on GPU `number`, room for `slots` sequences of [`DECODING`] tokens or one prompt, and for all bodies of
-    /// a prompt.
-    fn open(number: usize, layers: usize, slots: usize) -> Result<Self> {
-        let device: Gpu = CudaDevice::new(Device::cuda(number)?, SEGMENTS * SEGMENT);
+    /// a prompt; so many bytes of pinned memory.
+    fn open(number: usize, layers: usize, slots: usize, pinned: usize) -> Result<Self> {
+        let gpu = Device::cuda(number)?;
+        let pinned = Pinned::new(&gpu, pinned);
+        let begun = Instant::now();
+        pinned.pin()?;
+        println!("{:.1} GB pinned in {:.1} s", pinned.usage().0 as f64 / 1e9, begun.elapsed().as_secs_f64());
+        // A prompt names a body several times, and each of them lies in the pages once.
+        let device: Gpu = CudaDevice::new(gpu, (BUILT + SEGMENTS) * SEGMENT).with_pinned(pinned);
         let begun = Instant::now();
         let loaded = random::load(&device, &shape(layers))?;
         device.wait()?;
@@ -95,20 +107,17 @@ impl Bench {
 
     fn run(&mut self, runs: Vec<Run<Gpu>>, last: &[(usize, Need)]) -> Result<f64> {
         let rows: usize = runs.iter().map(|run| run.rows.len()).sum();
-        let vocab = self.loaded.spec.vocab;
-        let ids = (0..rows).map(|row| (row * 7919 % vocab) as u32).collect();
+        let ids = self.ids(rows);
         self.device.wait()?;
         let begun = Instant::now();
         let logits = self.forward(&Plan { ids, runs }, last)?;
         let ms = begun.elapsed().as_secs_f64() * 1e3;
-        let is_finite = |logits: &Logits| match logits {
-            Logits::All(row) => row.iter().all(|logit| logit.is_finite()),
-            Logits::Largest { log_sum, .. } | Logits::Drawn { log_sum, .. } => log_sum.is_finite(),
-        };
-        if !logits.iter().all(is_finite) {
-            bail!("a logit is not finite");
-        }
+        check_finite(&logits)?;
         Ok(ms)
+    }
+
+    fn ids(&self, rows: usize) -> Vec<u32> {
+        (0..rows).map(|row| (row * 7919 % self.loaded.spec.vocab) as u32).collect()
     }
 
     /// One step, and what is needed of the logits of some rows; without any of them only the layers.
@@ -243,6 +252,16 @@ impl Bench {
 
     /// A segment alone, exported and imported; and the time of its rows.
     fn build(&mut self) -> Result<(Body, f64)> {
+        let (stored, ms) = self.build_stored(SKIP_BELOW)?;
+        let body = BodyLayers::empty(stored.len());
+        for (layer, host) in stored.iter().enumerate() {
+            body.arrive(layer, self.device.import(layer, &self.loaded.spec, &mut self.pages, host)?);
+        }
+        Ok(((Arc::new(body), SEGMENT - SEAM), ms))
+    }
+
+    /// The layers of a segment's tuple, and the time of its rows; heads whose bound is under `skip_below` have no `T`.
+    fn build_stored(&mut self, skip_below: f32) -> Result<(Vec<HostLayer>, f64)> {
         self.device.reset_slot(&mut self.states, 0)?;
         let spec = self.loaded.spec.clone();
         let recording = Arc::new(Mutex::new(self.device.recording(&spec)?));
@@ -252,14 +271,15 @@ impl Bench {
             bodies: Vec::new(),
         };
         let record =
-            Some(Record { recording: Arc::clone(&recording), body: SEAM..SEGMENT, whole: Some(SKIP_BELOW) });
+            Some(Record { recording: Arc::clone(&recording), body: SEAM..SEGMENT, whole: Some(skip_below) });
         let ops = vec![RunOp::Rows(0..SEGMENT)];
         let run = Run { rows: 0..SEGMENT, slot: 0, context: context(), ops, record };
         let ms = self.run(vec![run], &[(SEGMENT - 1, Need::Largest(1))])?;
-        let body = BodyLayers::empty(spec.layers.len());
         let recording = recording.lock().map_err(|_| anyhow::anyhow!("a step died"))?;
+        let format = self.device.format(&TupleFormat { skip_below, ..TupleFormat::default() });
+        let mut stored = Vec::new();
         for layer in 0..spec.layers.len() {
-            let host = self.device.export(&Export {
+            stored.push(self.device.export(&Export {
                 layer,
                 spec: &spec,
                 recording: &*recording,
@@ -268,16 +288,21 @@ impl Bench {
                 pages: &self.pages,
                 context: &context(),
                 body: SEGMENT - SEAM,
-                skip_below: SKIP_BELOW,
-            })?;
-            body.arrive(layer, self.device.import(layer, &spec, &mut self.pages, host)?);
+                format,
+            })?);
         }
-        Ok(((Arc::new(body), SEGMENT - SEAM), ms))
+        Ok((stored, ms))
     }
 
     /// A prompt of cached bodies with live seams, and a query behind them.
     fn warm(&mut self, bodies: &[Body], segments: usize) -> Result<f64> {
         self.device.reset_slot(&mut self.states, 0)?;
+        let runs = self.warm_runs(bodies, segments);
+        let last = segments * SEAM + QUERY - 1;
+        self.run(runs, &[(last, Need::Largest(1))])
+    }
+
+    fn warm_runs(&self, bodies: &[Body], segments: usize) -> Vec<Run<Gpu>> {
         let mut context = Context { pages: Vec::new(), live: Vec::new(), bodies: Vec::new() };
         let mut ops = Vec::new();
         for number in 0..segments {
@@ -294,10 +319,7 @@ impl Bench {
         let end = (segments * SEGMENT) as u32;
         context.live.extend(end..end + QUERY as u32);
         context.pages = (0..rows.div_ceil(PAGE)).collect();
-        self.run(
-            vec![Run { rows: 0..rows, slot: 0, context, ops, record: None }],
-            &[(rows - 1, Need::Largest(1))],
-        )
+        vec![Run { rows: 0..rows, slot: 0, context, ops, record: None }]
     }
 
     /// Prompts of bodies that are built first, and what one more of them costs.
@@ -336,6 +358,14 @@ impl Bench {
     }
 }
 
+fn check_finite(logits: &[Logits]) -> Result<()> {
+    let is_finite = |logits: &Logits| match logits {
+        Logits::All(row) => row.iter().all(|logit| logit.is_finite()),
+        Logits::Largest { log_sum, .. } | Logits::Drawn { log_sum, .. } => log_sum.is_finite(),
+    };
+    if logits.iter().all(is_finite) { Ok(()) } else { bail!("a logit is not finite") }
+}
+
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
     let out = words.next().context("name the file for the results")?;
@@ -354,8 +384,8 @@ fn main() -> Result<()> {
         _ => numbers.iter().map(|word| word.parse()).collect::<Result<_, _>>()?,
     };
     // Both at once: the host's memory bounds neither.
-    let second = wanted("cold").then(|| std::thread::spawn(move || Bench::open(1, layers, SEGMENTS)));
-    let mut bench = Bench::open(0, layers, MOST)?;
+    let second = wanted("cold").then(|| std::thread::spawn(move || Bench::open(1, layers, SEGMENTS, 0)));
+    let mut bench = Bench::open(0, layers, MOST, if wanted("host") { PINNED } else { 0 })?;
     let mut figures = serde_json::Map::new();
     let mut note = |name: &str, ms: f64| {
         println!("{name:<28} {ms:>10.2} ms");
@@ -380,6 +410,9 @@ fn main() -> Result<()> {
     }
     if wanted("warm") {
         bench.cached(&mut note)?;
+    }
+    if wanted("host") {
+        warm_host::warm_host(&mut bench, &mut note)?;
     }
     for batch in batches.into_iter().filter(|_| wanted("decode")) {
         bench.is_eager = true;

@@ -9,7 +9,7 @@ use hypic_kernels::plan::{Plan, Run};
 
 use super::memory::{Pages, Tensor};
 use super::step_tables::locked;
-use super::tuple::LayerParts;
+use super::tuple::{LayerParts, settle_full};
 use super::{CudaDevice, failed};
 use crate::contexts::{Context, Contexts, Token};
 use crate::memory::Float;
@@ -32,6 +32,7 @@ pub(super) fn full_mixer<E: Float>(
     let page_tokens = pages.page_tokens;
     let room = Room { pages: pages.pages, page_tokens, positions };
     check::contexts(input.layer, plan, room)?;
+    settle_full(&device.device, (input.layer, shape), plan, pages)?;
     if let Some(tables) = device.tables() {
         let mut tables = locked(&tables);
         if let Some(contexts) = tables.contexts(&device.device, plan, (input.layer, *shape, room))? {

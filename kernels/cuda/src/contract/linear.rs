@@ -16,7 +16,7 @@ use super::memory::{SlotLayer, States, Tensor};
 use super::prefill;
 use super::record::LayerRecord;
 use super::step::{is_step, linear_step};
-use super::tuple::{LayerParts, LinearParts, gdn_only};
+use super::tuple::{LayerParts, LinearParts, await_linear, gdn_only};
 use super::{CudaDevice, failed};
 use crate::conv_warm::Tails;
 use crate::memory::Float;
@@ -46,6 +46,7 @@ pub(super) fn linear_mixer<E: Float>(
     if is_step(plan) {
         return linear_step(device, input, plan, states, place);
     }
+    await_linear(&device.device, input.layer, plan).map_err(failed(OP))?;
     let Gates::Gdn { a, b, a_log, dt_bias } = &input.gates;
     let heads = input.shape.heads;
     let decays = [a_log.vector(OP, heads)?, dt_bias.vector(OP, heads)?];
@@ -213,7 +214,7 @@ fn spans_of<'a, E: Float>(
                 // A body shorter than the tail brings only its own rows: what stood before stays to their left.
                 let (parts, len) = parts_of(run, *body, input.layer)?;
                 let first = left.len() - len.min(left.len());
-                push(left, (first..TAPS - 1).map(|row| RawRow::At(&parts.tail, row * channels)));
+                push(left, (first..TAPS - 1).map(|row| parts.tail_row(row, channels)));
             }
             RunOp::ClearTail => *left = [RawRow::Zeros; TAPS - 1],
         }

@@ -1,19 +1,26 @@
-//! One layer of a tuple on the device: from the host, from a build, from another device, and to the host.
+//! One layer of a tuple on the device.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hypic_domain::family::Family;
-use hypic_domain::model::{FullShape, LayerSpec, LinearShape, ModelSpec};
-use hypic_kernels::op::{Export, HostLayer, OpError};
+use hypic_domain::model::{FullShape, LinearShape, ModelSpec};
+use hypic_domain::tuple::{Dtype, TupleFormat};
+use hypic_kernels::op::{Checked, HostLayer, OpError, StoredPart};
+use hypic_kernels::plan::Plan;
 
 use super::memory::{BodyPages, LayerPages, Pages};
 use super::{CudaDevice, failed};
-use crate::attention::KvRows;
-use crate::device::Mark;
-use crate::memory::{Float, Fresh};
-use crate::pack::Tiles;
+use crate::attention::{KvOrder, KvRows};
+use crate::conv_warm::RawRow;
+use crate::device::Arrival;
+use crate::memory::{Float, upload};
+use crate::pack::{Tiles, to_compute, widen};
 use crate::programs::stored_for;
 use crate::{Buffer, Device};
+
+pub(super) use built::{BuiltLayer, adopt, finish, keeps, land};
+
+mod built;
 
 /// One layer of a tuple.
 pub enum LayerParts<E: Float> {
@@ -26,33 +33,107 @@ pub enum LayerParts<E: Float> {
 /// Tiles of layout 1, and the tail.
 pub struct LinearParts<E: Float> {
     pub(super) tiles: Arc<Tiles>,
-    /// Raw convolution inputs, oldest first, `[K-1, channels]`.
-    pub(super) tail: Buffer<E>,
+    tail: Tail<E>,
+    arrival: Arrival,
+}
+
+/// Raw convolution inputs, oldest first, `[K-1, channels]`.
+enum Tail<E: Float> {
+    /// Behind the tiles, from this byte on: they came together.
+    Behind(usize),
+    Own(Buffer<E>),
 }
 
 /// Keys and values in pages of the pool that they were imported for.
 pub struct FullParts {
     pub(super) pages: BodyPages,
     pub(super) tokens: usize,
+    /// What has yet to go to the pages, when the first step needs it there: they are written in the order of kernels.
+    staged: Mutex<Option<Staged>>,
 }
 
-/// One layer of a finished build, in memory of its own.
-pub struct BuiltLayer<E: Float> {
-    values: Values<E>,
-    device: Device,
-    /// Behind the last launch that writes it.
-    ready: Mark,
+/// Keys and behind them values as they are stored, `[kv heads, tokens, width]` each.
+struct Staged {
+    stored: Buffer<u8>,
+    dtype: Dtype,
+    arrival: Arrival,
 }
 
-enum Values<E: Float> {
-    Linear(Arc<LinearParts<E>>),
-    Full(BodyKv<E>),
+impl<E: Float> LayerParts<E> {
+    /// Bytes beside the pages.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Linear(parts) => {
+                let tail = match &parts.tail {
+                    Tail::Behind(_) => 0,
+                    Tail::Own(tail) => tail.len() * size_of::<E>(),
+                };
+                (parts.tiles.bytes.len() + tail) as u64
+            }
+            Self::Full(_) => 0,
+        }
+    }
 }
 
-/// Keys before rotation and values of a body, each `[tokens, kv heads, width]`.
-struct BodyKv<E: Float> {
-    rows: [Buffer<E>; 2],
-    tokens: usize,
+impl<E: Float> LinearParts<E> {
+    /// A row of the tail.
+    pub(super) fn tail_row(&self, row: usize, channels: usize) -> RawRow<'_, E> {
+        match &self.tail {
+            Tail::Behind(at) => RawRow::In(&self.tiles.bytes, at + row * channels * size_of::<E>()),
+            Tail::Own(tail) => RawRow::At(tail, row * channels),
+        }
+    }
+}
+
+/// Lets a step of a linear layer wait for the bodies that it applies, on the device.
+pub(super) fn await_linear<E: Float>(
+    device: &Device,
+    layer: usize,
+    plan: &Plan<CudaDevice<E>>,
+) -> crate::Result<()> {
+    let bodies = plan.runs.iter().flat_map(|run| &run.context.bodies);
+    let arrivals = bodies.filter_map(|body| match body.layers.layer(layer) {
+        Some(LayerParts::Linear(parts)) => Some(parts.arrival),
+        Some(LayerParts::Full(_)) | None => None,
+    });
+    device.wait_for_copy(arrivals.max().unwrap_or(Arrival::HERE))
+}
+
+/// Brings the bodies of a step of a full layer to their pages, where they are not there yet.
+pub(super) fn settle_full<E: Float>(
+    device: &Device,
+    (layer, shape): (usize, &FullShape),
+    plan: &Plan<CudaDevice<E>>,
+    pages: &mut Pages<E>,
+) -> Result<(), OpError> {
+    let page_tokens = pages.page_tokens;
+    let pages = pages.layer_mut("full_mixer", layer)?;
+    for body in plan.runs.iter().flat_map(|run| &run.context.bodies) {
+        if let Some(LayerParts::Full(parts)) = body.layers.layer(layer) {
+            parts.settle(device, shape, (&mut *pages, page_tokens)).map_err(failed("full_mixer"))?;
+        }
+    }
+    Ok(())
+}
+
+impl FullParts {
+    fn settle<E: Float>(
+        &self,
+        device: &Device,
+        shape: &FullShape,
+        (layer, page_tokens): (&mut LayerPages<E>, usize),
+    ) -> crate::Result<()> {
+        // A panic while it was held leaves it whole.
+        let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Staged { stored, dtype, arrival }) = staged else { return Ok(()) };
+        let FullShape { kv_heads, key: width, .. } = *shape;
+        device.wait_for_copy(arrival)?;
+        let rows = to_compute(device, (dtype, width), stored)?;
+        let places = places_of(&self.pages.pages, 0..self.tokens, (kv_heads, page_tokens));
+        let places = Buffer::from_slice(device, &places)?;
+        let moved = KvRows { kv_heads, width, page_tokens, places: &places, order: KvOrder::Heads };
+        moved.store_both(device, &rows, [&mut layer.key, &mut layer.value])
+    }
 }
 
 /// This device computes the gated delta rule, on heads that its kernels have.
@@ -65,98 +146,115 @@ pub(super) fn gdn_only(op: &'static str, shape: &LinearShape) -> Result<(), OpEr
     Err(OpError::Unsupported { op, what })
 }
 
+/// The format in which this device stores: its own tiles, unless numbers of 8 bits are wanted for `T` or `S`, and keys,
+/// values and tails as it computes them, unless in 8 bits.
+pub(super) fn format<E: Float>(wanted: &TupleFormat) -> TupleFormat {
+    let tiles = wanted.transition != Dtype::I8 && wanted.state != Dtype::I8;
+    let stored = stored_for::<E>().dtype();
+    let computed = |dtype| if dtype == Dtype::I8 { dtype } else { E::DTYPE };
+    TupleFormat {
+        transition: if tiles { stored } else { wanted.transition },
+        state: if tiles { stored } else { wanted.state },
+        tail: computed(wanted.tail),
+        kv: computed(wanted.kv),
+        layout: u32::from(tiles),
+        skip_below: wanted.skip_below,
+    }
+}
+
 pub(super) fn import<E: Float>(
     device: &Device,
     (layer, spec): (usize, &ModelSpec),
     pages: &mut Pages<E>,
     host: &HostLayer,
 ) -> Result<LayerParts<E>, OpError> {
-    let wrong = |expected: &str, found: String| {
-        OpError::shape("import", format!("{expected} in layer {layer}"), found)
-    };
-    match (spec.layers.get(layer), host) {
-        (Some(LayerSpec::Linear(shape)), HostLayer::Linear { live, transition, state, tail }) => {
-            gdn_only("import", shape)?;
-            let alive = live.iter().filter(|&&live| live).count();
-            let lengths = [live.len(), transition.len(), state.len(), tail.len()];
-            let square = shape.key * shape.value;
-            let tail_len = shape.tail_rows() * shape.conv_channels();
-            if lengths != [shape.heads, alive * square, shape.heads * square, tail_len] {
-                return Err(wrong(&format!("parts of {shape:?}"), format!("lengths {lengths:?}")));
+    const OP: &str = "import";
+    let shape = spec.layers.get(layer).ok_or_else(|| OpError::shape(OP, "a layer of the model", layer))?;
+    match host.check(OP, shape)? {
+        Checked::Linear { shape, live, transition, state, tail } => {
+            gdn_only(OP, shape)?;
+            let stored = [transition, state, tail];
+            match host.format.layout {
+                0 => linear_from_rows(device, shape, &live, stored).map_err(failed(OP)),
+                1 => linear_from_tiles(device, shape, &live, stored),
+                layout => Err(OpError::Unsupported { op: OP, what: format!("layout {layout}") }),
             }
-            linear_parts(device, shape, live, [transition, state, tail])
-                .map(|parts| LayerParts::Linear(Arc::new(parts)))
-                .map_err(failed("import"))
+            .map(|parts| LayerParts::Linear(Arc::new(parts)))
         }
-        (Some(LayerSpec::Full(shape)), HostLayer::Full { key, value }) => {
-            let width = shape.kv_heads * shape.key;
-            let tokens = key.len().checked_div(width).unwrap_or(0);
-            if shape.key != shape.value || key.len() != tokens * width || value.len() != key.len() {
-                let found = format!("lengths {} and {}", key.len(), value.len());
-                return Err(wrong(&format!("parts of {shape:?}"), found));
+        Checked::Full { shape, key, value } => {
+            if shape.key != shape.value {
+                return Err(OpError::shape(OP, "values as wide as keys", shape.value));
             }
             let page_tokens = pages.page_tokens;
-            let layer = pages.layer_mut("import", layer)?;
-            let kv = body_kv(device, shape, [key, value]).map_err(failed("import"))?;
-            kv.place(device, shape, (layer, page_tokens)).map(LayerParts::Full)
+            let pages = pages.layer_mut(OP, layer)?.take(host.body, page_tokens)?;
+            full_parts(device, (pages, host.body), [key, value]).map(LayerParts::Full).map_err(failed(OP))
         }
-        (layer, _) => Err(wrong("parts of the layer's kind", format!("the other kind, for {layer:?}"))),
     }
 }
 
-fn linear_parts<E: Float>(
+/// Layout 1: the bytes are the tiles.
+fn linear_from_tiles<E: Float>(
     device: &Device,
     shape: &LinearShape,
     live: &[bool],
-    [transition, state, tail]: [&[f32]; 3],
-) -> crate::Result<LinearParts<E>> {
-    let values = [Buffer::from_slice(device, transition)?, Buffer::from_slice(device, state)?];
-    let tiles = Tiles::packed(device, (live, shape.key, stored_for::<E>()), [&values[0], &values[1]])?;
-    let tail: Vec<E> = tail.iter().map(|&value| E::narrow(value)).collect();
-    Ok(LinearParts { tiles: Arc::new(tiles), tail: Buffer::from_slice(device, &tail)? })
-}
-
-fn body_kv<E: Float>(
-    device: &Device,
-    shape: &FullShape,
-    [key, value]: [&[f32]; 2],
-) -> crate::Result<BodyKv<E>> {
-    let FullShape { kv_heads, key: width, .. } = *shape;
-    let tokens = key.len() / (kv_heads * width);
-    // From heads outermost to tokens outermost.
-    let by_token = |values: &[f32]| -> Vec<E> {
-        let rows = (0..tokens).flat_map(|token| (0..kv_heads).map(move |head| head * tokens + token));
-        rows.flat_map(|row| &values[row * width..][..width]).map(|&value| E::narrow(value)).collect()
+    [transition, state, tail]: [StoredPart; 3],
+) -> Result<LinearParts<E>, OpError> {
+    let stored = stored_for::<E>();
+    let found = [transition.shape.dtype, state.shape.dtype];
+    if found != [stored.dtype(); 2] {
+        let what = format!("tiles of {} and {}", found[0].name(), found[1].name());
+        return Err(OpError::Unsupported { op: "import", what });
+    }
+    let (first, end) = (transition.bytes.len(), transition.bytes.len() + state.bytes.len());
+    let mut parts = vec![(0, transition.bytes), (first, state.bytes)];
+    let is_behind = tail.shape.dtype == E::DTYPE;
+    let size = end + if is_behind { tail.bytes.len() } else { 0 };
+    if is_behind {
+        parts.push((end, tail.bytes.clone()));
+    }
+    let place = || {
+        let (bytes, arrival) = upload(device, size, parts)?;
+        let tiles = Arc::new(Tiles::around(bytes, live, shape.key, stored)?);
+        let tail = if is_behind { Tail::Behind(end) } else { Tail::Own(own_tail(device, tail)?) };
+        Ok(LinearParts { tiles, tail, arrival })
     };
-    let rows = [Buffer::from_slice(device, &by_token(key))?, Buffer::from_slice(device, &by_token(value))?];
-    Ok(BodyKv { rows, tokens })
+    place().map_err(failed("import"))
 }
 
-impl<E: Float> BodyKv<E> {
-    /// Writes it to pages for bodies.
-    fn place(
-        &self,
-        device: &Device,
-        shape: &FullShape,
-        (layer, page_tokens): (&mut LayerPages<E>, usize),
-    ) -> Result<FullParts, OpError> {
-        let FullShape { kv_heads, key: width, .. } = *shape;
-        let pages = layer.take(self.tokens, page_tokens)?;
-        let places = places_of(&pages.pages, 0..self.tokens, (kv_heads, page_tokens));
-        let mut write = || {
-            let places = Buffer::from_slice(device, &places)?;
-            let moved = KvRows { kv_heads, width, page_tokens, places: &places };
-            moved.store(device, [&self.rows[0], &self.rows[1]], [&mut layer.key, &mut layer.value])
-        };
-        write().map_err(failed("import"))?;
-        Ok(FullParts { pages, tokens: self.tokens })
-    }
+/// A tail in the format of activations, in the order of kernels.
+fn own_tail<E: Float>(device: &Device, tail: StoredPart) -> crate::Result<Buffer<E>> {
+    let row = (tail.shape.dtype, tail.shape.width as usize);
+    let (stored, arrival) = upload(device, tail.bytes.len(), vec![(0, tail.bytes)])?;
+    device.wait_for_copy(arrival)?;
+    to_compute(device, row, stored)
+}
 
-    fn copied(&self, device: &Device) -> crate::Result<Self> {
-        let [key, value] = &self.rows;
-        let rows = [Buffer::from_peer(device, key)?, Buffer::from_peer(device, value)?];
-        Ok(Self { rows, tokens: self.tokens })
-    }
+/// Layout 0: plain rows become tiles on the device, in the order of its kernels.
+fn linear_from_rows<E: Float>(
+    device: &Device,
+    shape: &LinearShape,
+    live: &[bool],
+    [transition, state, tail]: [StoredPart; 3],
+) -> crate::Result<LinearParts<E>> {
+    let types = [&transition, &state].map(|part| (part.shape.dtype, part.shape.width as usize));
+    let arriving = |part: StoredPart| upload(device, part.bytes.len(), vec![(0, part.bytes)]);
+    let (transition, (state, arrival)) = (arriving(transition)?.0, arriving(state)?);
+    device.wait_for_copy(arrival)?;
+    let values = [widen(device, types[0], transition)?, widen(device, types[1], state)?];
+    let tiles = Tiles::packed(device, (live, shape.key, stored_for::<E>()), [&values[0], &values[1]])?;
+    let tail = Tail::Own(own_tail(device, tail)?);
+    Ok(LinearParts { tiles: Arc::new(tiles), tail, arrival: Arrival::HERE })
+}
+
+fn full_parts(
+    device: &Device,
+    (pages, tokens): (BodyPages, usize),
+    [key, value]: [StoredPart; 2],
+) -> crate::Result<FullParts> {
+    let (dtype, half) = (key.shape.dtype, key.bytes.len());
+    let parts = vec![(0, key.bytes), (half, value.bytes)];
+    let (stored, arrival) = upload(device, 2 * half, parts)?;
+    Ok(FullParts { pages, tokens, staged: Mutex::new(Some(Staged { stored, dtype, arrival })) })
 }
 
 /// Where tokens lie in pages, as the kernels count.
@@ -170,127 +268,5 @@ fn places_of(
     tokens.map(|token| place(token) as u32).collect()
 }
 
-/// One layer of a finished build: its tiles, the slot's tail, and the body's KV.
-pub(super) fn finish<E: Float>(
-    device: &Device,
-    request: &Export<'_, CudaDevice<E>>,
-) -> Result<BuiltLayer<E>, OpError> {
-    let values = match request.spec.layers.get(request.layer) {
-        Some(LayerSpec::Linear(shape)) => {
-            let record = request.recording.layers.get(request.layer).and_then(Option::as_ref);
-            let record = record.ok_or_else(|| OpError::shape("finish", "a recorded layer", request.layer))?;
-            let tiles = record.tiles(device, shape, (stored_for::<E>(), request.skip_below))?;
-            let tail = request.states.tail(device, request.slot, request.layer).map_err(failed("finish"))?;
-            Values::Linear(Arc::new(LinearParts { tiles, tail }))
-        }
-        Some(LayerSpec::Full(shape)) => Values::Full(finish_full(device, shape, request)?),
-        None => return Err(OpError::shape("finish", "a layer of the model", request.layer)),
-    };
-    Ok(BuiltLayer { values, device: device.clone(), ready: device.mark().map_err(failed("finish"))? })
-}
-
-fn finish_full<E: Float>(
-    device: &Device,
-    shape: &FullShape,
-    request: &Export<'_, CudaDevice<E>>,
-) -> Result<BodyKv<E>, OpError> {
-    let FullShape { kv_heads, key: width, .. } = *shape;
-    let (context, page_tokens) = (request.context, request.pages.page_tokens);
-    let layer = request.pages.layer("finish", request.layer)?;
-    let tokens = context.live.len();
-    let first = tokens
-        .checked_sub(request.body)
-        .ok_or_else(|| OpError::shape("finish", "a body within the run", request.body))?;
-    let outside = context.pages.iter().any(|&page| page >= request.pages.pages);
-    if outside || context.pages.len() * page_tokens < tokens || shape.value != width {
-        let found = format!("{:?} of {}", context.pages, request.pages.pages);
-        return Err(OpError::shape("finish", "pages for every live token", found));
-    }
-    let pages: Vec<u32> = context.pages.iter().map(|&page| page as u32).collect();
-    let places = places_of(&pages, first..tokens, (kv_heads, page_tokens));
-    let read = || {
-        let places = Buffer::from_slice(device, &places)?;
-        let rows = |_| Buffer::<E>::fresh(device, request.body * kv_heads * width, Fresh::Anything);
-        let mut rows = [rows(())?, rows(())?];
-        let [key, value] = &mut rows;
-        let moved = KvRows { kv_heads, width, page_tokens, places: &places };
-        moved.load(device, [key, value], [&layer.key, &layer.value])?;
-        Ok(BodyKv { rows, tokens: request.body })
-    };
-    read().map_err(failed("finish"))
-}
-
-/// Takes over what a build on this device or on another has finished.
-pub(super) fn adopt<E: Float>(
-    device: &Device,
-    (layer, spec): (usize, &ModelSpec),
-    pages: &mut Pages<E>,
-    built: &BuiltLayer<E>,
-) -> Result<LayerParts<E>, OpError> {
-    let is_here = device.is(&built.device);
-    if !is_here {
-        device.wait_for(&built.ready).map_err(failed("adopt"))?;
-    }
-    match (spec.layers.get(layer), &built.values) {
-        (Some(LayerSpec::Linear(_)), Values::Linear(parts)) => {
-            if is_here {
-                return Ok(LayerParts::Linear(Arc::clone(parts)));
-            }
-            let copy = || {
-                let tiles = Arc::new(parts.tiles.copied(device)?);
-                Ok(LinearParts { tiles, tail: Buffer::from_peer(device, &parts.tail)? })
-            };
-            copy().map(|parts| LayerParts::Linear(Arc::new(parts))).map_err(failed("adopt"))
-        }
-        (Some(LayerSpec::Full(shape)), Values::Full(kv)) => {
-            let page_tokens = pages.page_tokens;
-            let layer = (pages.layer_mut("adopt", layer)?, page_tokens);
-            let placed = if is_here {
-                kv.place(device, shape, layer)
-            } else {
-                kv.copied(device).map_err(failed("adopt"))?.place(device, shape, layer)
-            };
-            placed.map(LayerParts::Full)
-        }
-        _ => Err(OpError::shape("adopt", "the layer's kind", layer)),
-    }
-}
-
-/// One layer of a finished build on the host; waits for the device that built it.
-pub(super) fn land<E: Float>(
-    (layer, spec): (usize, &ModelSpec),
-    built: &BuiltLayer<E>,
-) -> Result<HostLayer, OpError> {
-    let landed = match (spec.layers.get(layer), &built.values) {
-        (Some(LayerSpec::Linear(shape)), Values::Linear(parts)) => {
-            land_linear(&built.device, shape.key * shape.key, parts)
-        }
-        (Some(LayerSpec::Full(shape)), Values::Full(kv)) => land_full(shape, kv),
-        _ => return Err(OpError::shape("land", "the layer's kind", layer)),
-    };
-    landed.map_err(failed("land"))
-}
-
-fn land_linear<E: Float>(device: &Device, square: usize, parts: &LinearParts<E>) -> crate::Result<HostLayer> {
-    let [transition, state] = parts.tiles.unpacked(device)?;
-    let live: Vec<bool> = parts.tiles.transition.iter().map(Option::is_some).collect();
-    let transition = transition.read()?;
-    let heads = transition.chunks_exact(square).zip(&live);
-    Ok(HostLayer::Linear {
-        transition: heads.filter(|(_, live)| **live).flat_map(|(values, _)| values).copied().collect(),
-        state: state.read()?,
-        tail: parts.tail.read()?.into_iter().map(E::wide).collect(),
-        live,
-    })
-}
-
-fn land_full<E: Float>(shape: &FullShape, kv: &BodyKv<E>) -> crate::Result<HostLayer> {
-    let FullShape { kv_heads, key: width, .. } = *shape;
-    // From tokens outermost to heads outermost.
-    let by_head = |values: &[E]| -> Vec<f32> {
-        let rows = (0..kv_heads).flat_map(|head| (0..kv.tokens).map(move |token| token * kv_heads + head));
-        rows.flat_map(|row| &values[row * width..][..width]).map(|&value| value.wide()).collect()
-    };
-    let [key, value] = &kv.rows;
-    Ok(HostLayer::Full { key: by_head(&key.read()?), value: by_head(&value.read()?) })
-}
+#[cfg(all(test, feature = "fibers"))]
+mod tests;

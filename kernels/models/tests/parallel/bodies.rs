@@ -2,14 +2,15 @@
 //!
 //! Prompts in one go and in steps, builds, composition and decode; tuples of either taken over by the other.
 
+use hypic_domain::model::LayerSpec;
 use hypic_domain::tuple::Dtype;
-use hypic_kernels::op::{Device, HostLayer};
+use hypic_kernels::op::{Checked, Device, HostLayer};
 use hypic_kernels::parallel::{Rank, TensorParallel};
 use hypic_kernels::tolerance::{Compared, bound, error};
 use hypic_models::Loaded;
 
 use crate::SEGMENT;
-use crate::session::Session;
+use crate::session::{EXACT, Session};
 
 /// A device and the model on it.
 pub(crate) struct On<D: Device> {
@@ -50,27 +51,31 @@ pub(crate) fn equal_one<D: Rank>(one: &On<D>, several: &On<TensorParallel<D>>, i
     logits("decode", &found.prefill(next, 1), &decoded);
     logits("steps of 37", &several.session().prefill(ids, 37), &whole);
 
-    let (mut right, mut found) = (one.session(), several.session());
-    let tuples = |build: &mut dyn FnMut(&[u32]) -> Vec<HostLayer>| -> Vec<Vec<HostLayer>> {
-        ids.chunks(SEGMENT).take(ids.len().div_ceil(SEGMENT) - 1).map(build).collect()
-    };
-    let (theirs, ours) = (tuples(&mut |ids| right.build(ids)), tuples(&mut |ids| found.build(ids)));
-    for (ours, theirs) in ours.iter().zip(&theirs) {
-        for (layer, parts) in ours.iter().zip(theirs).enumerate() {
-            same_parts(layer, parts, dtype);
+    // Plain rows are compared; what a device stores of its own accord may have values in another order.
+    for format in [EXACT, one.device.format(&EXACT)] {
+        let (mut right, mut found) = (one.session(), several.session());
+        let tuples = |build: &mut dyn FnMut(&[u32]) -> Vec<HostLayer>| -> Vec<Vec<HostLayer>> {
+            ids.chunks(SEGMENT).take(ids.len().div_ceil(SEGMENT) - 1).map(build).collect()
+        };
+        let theirs = tuples(&mut |ids| right.build(ids, format));
+        let ours = tuples(&mut |ids| found.build(ids, format));
+        for (ours, theirs) in ours.iter().zip(&theirs).filter(|_| format == EXACT) {
+            for (layer, parts) in ours.iter().zip(theirs).enumerate() {
+                same_parts((layer, &one.loaded.spec.layers[layer]), parts, dtype);
+            }
         }
+        let composed = right.compose_of(ids, theirs.clone());
+        logits("composed", &found.compose_of(ids, ours.clone()), &composed);
+        let decoded = right.prefill(next, 1);
+        logits("decode behind it", &found.prefill(next, 1), &decoded);
+        logits("composed of one device's tuples", &several.session().compose_of(ids, theirs), &composed);
+        logits("the ranks' tuples on one device", &one.session().compose_of(ids, ours), &composed);
     }
-    let composed = right.compose_of(ids, theirs.clone());
-    logits("composed", &found.compose_of(ids, ours.clone()), &composed);
-    let decoded = right.prefill(next, 1);
-    logits("decode behind it", &found.prefill(next, 1), &decoded);
-    logits("composed of one device's tuples", &several.session().compose_of(ids, theirs), &composed);
-    logits("the ranks' tuples on one device", &one.session().compose_of(ids, ours), &composed);
 }
 
 /// A tuple is the same whoever built it. Behind the first layer of a model in bf16 rounding decides which experts a row
 /// chooses, and with them its values: there logits are what is compared.
-fn same_parts(layer: usize, (ours, theirs): (&HostLayer, &HostLayer), dtype: Dtype) {
+fn same_parts((layer, spec): (usize, &LayerSpec), (ours, theirs): (&HostLayer, &HostLayer), dtype: Dtype) {
     let compare = |what: &str, (found, right): (&[f32], &[f32])| {
         assert_eq!(found.len(), right.len(), "{what} of layer {layer}");
         let compared = if layer == 0 { Compared::State } else { Compared::Logits };
@@ -78,20 +83,14 @@ fn same_parts(layer: usize, (ours, theirs): (&HostLayer, &HostLayer), dtype: Dty
             close(&format!("{what} of layer {layer}"), (found, right), compared, dtype);
         }
     };
-    match (ours, theirs) {
-        (
-            HostLayer::Linear { live, transition, state, tail },
-            HostLayer::Linear { live: alive, transition: transitions, state: states, tail: tails },
-        ) => {
-            assert_eq!(live, alive);
-            compare("T", (transition, transitions));
-            compare("S", (state, states));
-            compare("tail", (tail, tails));
+    assert_eq!(ours.live_heads(spec), theirs.live_heads(spec));
+    let [ours, theirs] = [ours, theirs].map(|host| match host.check("test", spec).unwrap() {
+        Checked::Linear { transition, state, tail, .. } => {
+            vec![("T", transition), ("S", state), ("tail", tail)]
         }
-        (HostLayer::Full { key, value }, HostLayer::Full { key: keys, value: values }) => {
-            compare("keys", (key, keys));
-            compare("values", (value, values));
-        }
-        _ => panic!("layers of two kinds"),
+        Checked::Full { key, value, .. } => vec![("keys", key), ("values", value)],
+    });
+    for ((what, ours), (_, theirs)) in ours.iter().zip(&theirs) {
+        compare(what, (&ours.decode(), &theirs.decode()));
     }
 }

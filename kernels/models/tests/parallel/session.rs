@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::op::{Device, Export, HostLayer};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_models::Loaded;
@@ -9,6 +10,8 @@ use hypic_models::model::Memory;
 
 use crate::{SEAM, SEGMENT};
 
+/// Plain rows in fp32, without the `T` of heads that have forgotten.
+pub(crate) const EXACT: TupleFormat = TupleFormat { skip_below: 1e-3, ..TupleFormat::EXACT };
 const PAGE: usize = 16;
 const PAGES: usize = 32;
 /// The sequence's slot, and that of builds.
@@ -75,7 +78,8 @@ impl<'a, D: Device> Session<'a, D> {
     /// live rows.
     pub(crate) fn compose(&mut self, ids: &[u32]) -> Vec<f32> {
         let cached = ids.len().div_ceil(SEGMENT) - 1;
-        let tuples: Vec<_> = ids.chunks(SEGMENT).take(cached).map(|ids| self.build(ids)).collect();
+        let format = self.device.format(&EXACT);
+        let tuples: Vec<_> = ids.chunks(SEGMENT).take(cached).map(|ids| self.build(ids, format)).collect();
         self.compose_of(ids, tuples)
     }
 
@@ -103,12 +107,16 @@ impl<'a, D: Device> Session<'a, D> {
         logits
     }
 
-    /// A segment from a zero state at position 0; what is recorded behind its seam.
-    pub(crate) fn build(&mut self, ids: &[u32]) -> Vec<HostLayer> {
+    /// A segment from a zero state at position 0; what is recorded behind its seam, in `format`.
+    pub(crate) fn build(&mut self, ids: &[u32], format: TupleFormat) -> Vec<HostLayer> {
         let spec = &self.loaded.spec;
         self.device.reset_slot(&mut self.states, BUILD).unwrap();
         let recording = Arc::new(Mutex::new(self.device.recording(spec).unwrap()));
-        let record = Record { recording: Arc::clone(&recording), body: SEAM..ids.len(), whole: Some(1e-3) };
+        let record = Record {
+            recording: Arc::clone(&recording),
+            body: SEAM..ids.len(),
+            whole: Some(format.skip_below),
+        };
         let context = Context {
             pages: (PAGES..2 * PAGES).collect(),
             live: (0..ids.len() as u32).collect(),
@@ -126,7 +134,7 @@ impl<'a, D: Device> Session<'a, D> {
                 pages: &self.pages,
                 context: &context,
                 body: ids.len() - SEAM,
-                skip_below: 1e-3,
+                format,
             };
             self.device.export(&export).unwrap()
         };
@@ -137,7 +145,7 @@ impl<'a, D: Device> Session<'a, D> {
         let spec = &self.loaded.spec;
         let layers = BodyLayers::empty(spec.layers.len());
         for (layer, host) in tuple.into_iter().enumerate() {
-            layers.arrive(layer, self.device.import(layer, spec, &mut self.pages, host).unwrap());
+            layers.arrive(layer, self.device.import(layer, spec, &mut self.pages, &host).unwrap());
         }
         Arc::new(layers)
     }

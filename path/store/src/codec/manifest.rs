@@ -10,7 +10,6 @@ use hypic_domain::unit::{Bytes, Tokens};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::fields::Fields;
-use crate::codec::shape::KINDS;
 use crate::error::StoreError;
 
 const MAGIC: [u8; 8] = *b"hypic-tp";
@@ -138,7 +137,7 @@ impl Manifest {
         let mut given = self.parts.iter().peekable();
         let mut end = 0u64;
         for layer in 0..self.head.layers.len() as u16 {
-            for kind in KINDS {
+            for kind in PartKind::ALL {
                 if self.head.shape(layer, kind).is_none() {
                     continue;
                 }
@@ -271,6 +270,6 @@ fn kind_code(kind: PartKind) -> u8 {
 
 fn read_kind(fields: &mut Fields<'_>) -> Result<PartKind, StoreError> {
     let code = fields.u8()?;
-    let kind = KINDS.into_iter().find(|kind| kind_code(*kind) == code);
+    let kind = PartKind::ALL.into_iter().find(|kind| kind_code(*kind) == code);
     kind.ok_or(StoreError::ReadManifest { what: "unknown part" })
 }

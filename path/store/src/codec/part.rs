@@ -2,12 +2,11 @@
 
 use bytes::Bytes;
 use hypic_domain::model::LayerSpec;
+use hypic_domain::part::{live_set_bytes, read_live_set};
 use hypic_domain::tuple::{PartKind, PartSpec};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::manifest::TupleHead;
-use crate::codec::shape::live_set_bytes;
-use crate::codec::values;
 use crate::error::StoreError;
 
 /// A part with the bytes that its sum names. It can only be made by checking or by writing.
@@ -43,9 +42,14 @@ impl Part {
     }
 
     /// A part that was just written, at `offset`.
-    pub(crate) fn written(layer: u16, kind: PartKind, offset: u64, bytes: Vec<u8>) -> Self {
+    pub(crate) fn written(layer: u16, kind: PartKind, offset: u64, bytes: Bytes) -> Self {
         let spec = PartSpec { layer, kind, offset, len: bytes.len() as u64, sum: xxh3_64(&bytes) };
-        Self { spec, bytes: bytes.into() }
+        Self { spec, bytes }
+    }
+
+    /// The same part, whose bytes were copied to `bytes`.
+    pub(crate) fn moved(&self, bytes: Bytes) -> Self {
+        Self { spec: self.spec.clone(), bytes }
     }
 
     /// Where it lies and what sum it has.
@@ -60,51 +64,56 @@ impl Part {
 }
 
 impl TupleHead {
-    /// Replaces `out` by the values of a part: `[live heads, form]` of a transition, else the shape of
-    /// [`PartKind`].
+    /// Checks that `parts` are those of one layer: each that it has, once, of a length that fits.
     ///
     /// # Errors
-    /// The part does not have the length that the head asks for, or the layout is a device's own.
-    pub fn decode_into(&self, part: &Part, out: &mut Vec<f32>) -> Result<(), StoreError> {
-        if self.format.layout != 0 {
-            return Err(StoreError::UseLayout { layout: self.format.layout });
+    /// [`StoreError::PushLayer`] or [`StoreError::CheckLength`].
+    pub fn check_layer<'a>(
+        &self,
+        layer: u16,
+        parts: impl IntoIterator<Item = (PartKind, &'a Bytes)>,
+    ) -> Result<(), StoreError> {
+        let mut given: Vec<(PartKind, &Bytes)> = parts.into_iter().collect();
+        given.sort_unstable_by_key(|(kind, _)| *kind);
+        let mut given = given.into_iter().peekable();
+        let wrong = |what| Err(StoreError::PushLayer { layer, what });
+        for kind in PartKind::ALL {
+            match given.next_if(|(given, _)| *given == kind) {
+                Some((_, bytes)) => {
+                    if !self.fits(layer, kind, bytes.len() as u64) {
+                        return Err(StoreError::CheckLength { layer, kind, found: bytes.len() as u64 });
+                    }
+                    if kind == PartKind::Transition {
+                        self.live_heads(layer, Some(bytes))?;
+                    }
+                }
+                // No head of the layer has a `T`.
+                None if kind == PartKind::Transition || self.shape(layer, kind).is_none() => {}
+                None => return wrong("a part is missing"),
+            }
         }
-        let PartSpec { layer, kind, len, .. } = part.spec;
-        let shape = self.shape(layer, kind).filter(|_| self.fits(layer, kind, len));
-        let shape = shape.ok_or(StoreError::CheckLength { layer, kind, found: len })?;
-        let skipped = if kind == PartKind::Transition { live_set_bytes(shape.heads) } else { 0 };
-        let bytes = &part.bytes[skipped as usize..];
-        // The length was found to be a whole number of heads.
-        let rows = bytes.len() / shape.row_bytes().unwrap_or(u64::MAX) as usize;
-        // Every value is overwritten, so an `out` of the right length is not cleared first.
-        out.resize(rows * shape.width as usize, 0.0);
-        values::decode(bytes, shape.width as usize, shape.dtype, out);
-        Ok(())
+        if given.next().is_some() { wrong("a part comes twice") } else { Ok(()) }
     }
 
-    /// Which heads of a linear layer have a `T`, `[heads]`, from the layer's transition part; `None` where it
-    /// has no such part: then no head has one, or, in a family whose `T` is the identity, every head.
+    /// Which heads of a linear layer have a `T`, `[heads]`, from the bytes of the layer's transition part; `None` where
+    /// it has no such part: then no head has one, or, in a family whose `T` is the identity, every head.
     ///
     /// # Errors
     /// The set contradicts the part's length.
-    pub fn live_heads(&self, layer: u16, transition: Option<&Part>) -> Result<Vec<bool>, StoreError> {
+    pub fn live_heads(&self, layer: u16, transition: Option<&Bytes>) -> Result<Vec<bool>, StoreError> {
         let heads = match self.layers.get(usize::from(layer)) {
             Some(LayerSpec::Linear(shape)) => shape.heads,
             _ => return Ok(Vec::new()),
         };
-        let (Some(shape), Some(part)) = (self.shape(layer, PartKind::Transition), transition) else {
+        let (Some(shape), Some(bytes)) = (self.shape(layer, PartKind::Transition), transition) else {
             return Ok(vec![self.shape(layer, PartKind::Transition).is_none(); heads]);
         };
-        let wrong = StoreError::CheckLength { layer, kind: PartKind::Transition, found: part.spec.len };
-        let set = part.bytes.get(..live_set_bytes(shape.heads) as usize).ok_or(wrong)?;
-        let live: Vec<bool> = (0..heads).map(|head| set[head / 8] >> (head % 8) & 1 == 1).collect();
+        let found = bytes.len() as u64;
+        let wrong = || StoreError::CheckLength { layer, kind: PartKind::Transition, found };
+        let live = read_live_set(bytes, heads).ok_or_else(wrong)?;
         let count = live.iter().filter(|live| **live).count() as u64;
-        let stray = set.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>() != count;
-        let len =
-            shape.head_bytes().and_then(|head| head.checked_mul(count)).map(|len| len + set.len() as u64);
-        if stray || len != Some(part.spec.len) {
-            return Err(StoreError::CheckLength { layer, kind: PartKind::Transition, found: part.spec.len });
-        }
-        Ok(live)
+        let values = shape.head_bytes().and_then(|head| head.checked_mul(count));
+        let set = live_set_bytes(heads) as u64;
+        if values.and_then(|values| values.checked_add(set)) == Some(found) { Ok(live) } else { Err(wrong()) }
     }
 }

@@ -1,11 +1,12 @@
 use bytes::Bytes;
 use hypic_domain::family::Family;
 use hypic_domain::model::LayerSpec;
+use hypic_domain::part::live_set_bytes;
 use hypic_domain::tuple::{Dtype, PartKind, TupleFormat};
+use hypic_domain::values;
 use proptest::prelude::*;
 
 use super::*;
-use crate::codec::shape::KINDS;
 use crate::error::StoreError;
 use crate::sample::{self, Layer};
 use crate::tuple::StoredTuple;
@@ -45,18 +46,29 @@ fn receive(manifest: &Manifest, bytes: &Bytes) -> Result<StoredTuple, StoreError
     StoredTuple::assemble(manifest.clone(), parts.collect::<Result<_, _>>()?)
 }
 
+/// The values of one part; none where the layer has none of that kind.
+fn values_of(head: &TupleHead, layer: usize, kind: PartKind, part: Option<&Bytes>) -> Vec<f32> {
+    let (Some(shape), Some(bytes)) = (head.shape(layer as u16, kind), part) else { return Vec::new() };
+    let set = if kind == PartKind::Transition { live_set_bytes(shape.heads as usize) } else { 0 };
+    let bytes = &bytes[set..];
+    let mut out = vec![f32::NAN; bytes.len() / shape.row_bytes().unwrap() as usize * shape.width as usize];
+    values::decode(bytes, shape.width as usize, shape.dtype, &mut out);
+    out
+}
+
 fn assert_values(tuple: &StoredTuple, tolerance: f32) {
-    let mut out = vec![f32::NAN; 7];
-    for (at, spec) in tuple.head().layers.iter().enumerate() {
-        let expected = Layer::of(spec, tuple.head(), at);
-        for (kind, expected) in KINDS.into_iter().zip(&expected.parts) {
-            tuple.decode_into(at as u16, kind, &mut out).unwrap();
-            assert_eq!(out.len(), expected.len(), "{kind:?}");
-            for (x, y) in out.iter().zip(expected) {
+    let head = tuple.head();
+    for (at, spec) in head.layers.iter().enumerate() {
+        let expected = Layer::of(spec, head, at);
+        for (kind, expected) in PartKind::ALL.into_iter().zip(&expected.parts) {
+            let found = values_of(head, at, kind, tuple.part(at as u16, kind));
+            assert_eq!(found.len(), expected.len(), "{kind:?}");
+            for (x, y) in found.iter().zip(expected) {
                 assert!((x - y).abs() <= tolerance * y.abs(), "{kind:?}: {x} instead of {y}");
             }
         }
-        assert_eq!(tuple.live_heads(at as u16).unwrap(), expected.live);
+        let transition = tuple.part(at as u16, PartKind::Transition);
+        assert_eq!(head.live_heads(at as u16, transition).unwrap(), expected.live);
     }
 }
 
@@ -101,12 +113,11 @@ fn a_layer_can_be_used_before_the_manifest_exists() {
     let head = sample::head(&[sample::linear(Family::Gdn), sample::full()], TupleFormat::EXACT, 1);
     let layer = Layer::of(&head.layers[0], &head, 0);
     let mut writer = TupleWriter::new(head.clone()).unwrap();
-    let parts = writer.push_layer(layer.values(&head.layers[0])).unwrap();
+    let parts = writer.push_layer(layer.parts(&head, 0)).unwrap();
     assert_eq!(parts.len(), 3);
-    let mut out = Vec::new();
-    head.decode_into(&parts[0], &mut out).unwrap();
-    assert_eq!(out, layer.parts[0]);
-    assert_eq!(head.live_heads(0, Some(&parts[0])).unwrap(), layer.live);
+    let transition = Some(parts[0].bytes());
+    assert_eq!(values_of(&head, 0, PartKind::Transition, transition), layer.parts[0]);
+    assert_eq!(head.live_heads(0, transition).unwrap(), layer.live);
 }
 
 #[test]
@@ -115,44 +126,73 @@ fn a_layer_without_live_heads_has_no_transition() {
     let mut layer = Layer::of(&head.layers[0], &head, 0);
     (layer.live, layer.parts[0]) = (vec![false; 3], vec![]);
     let mut writer = TupleWriter::new(head.clone()).unwrap();
-    writer.push_layer(layer.values(&head.layers[0])).unwrap();
+    writer.push_layer(layer.parts(&head, 0)).unwrap();
     let tuple = writer.finish().unwrap();
     assert!(tuple.part(0, PartKind::Transition).is_none());
-    assert_eq!(tuple.live_heads(0).unwrap(), [false; 3]);
+    assert_eq!(head.live_heads(0, None).unwrap(), [false; 3]);
     assert_eq!(Manifest::decode(tuple.encoded_manifest()).unwrap(), *tuple.manifest());
 }
 
 #[test]
 fn what_does_not_fit_the_head_is_refused() {
     let head = sample::head(&[sample::linear(Family::Gdn), sample::full()], TupleFormat::default(), 1);
-    let (linear, full) = (Layer::of(&head.layers[0], &head, 0), Layer::of(&head.layers[1], &head, 1));
+    let layers: Vec<_> = head
+        .layers
+        .iter()
+        .enumerate()
+        .map(|(at, spec)| Layer::of(spec, &head, at).parts(&head, at))
+        .collect();
     let writer = || TupleWriter::new(head.clone()).unwrap();
-    assert!(writer().push_layer(full.values(&head.layers[1])).is_err());
+    let pushed = |layer: Vec<(PartKind, Bytes)>| writer().push_layer(layer).map(<[Part]>::len);
+    assert_eq!(pushed(layers[0].iter().rev().cloned().collect()).unwrap(), 3, "parts come in any order");
+    assert!(matches!(pushed(layers[1].clone()), Err(StoreError::PushLayer { layer: 0, .. })));
     assert!(matches!(writer().finish(), Err(StoreError::PushLayer { layer: 0, .. })));
 
+    let edited = |at: usize, edit: &dyn Fn(&mut Vec<u8>)| {
+        let mut layer = layers[0].clone();
+        let mut bytes = layer[at].1.to_vec();
+        edit(&mut bytes);
+        layer[at].1 = bytes.into();
+        layer
+    };
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let mut poisoned = linear.clone();
-        poisoned.parts[1][5] = bad;
-        let refused = writer().push_layer(poisoned.values(&head.layers[0])).map(<[Part]>::len);
-        assert!(matches!(refused, Err(StoreError::EncodeValues { layer: 0, kind: PartKind::State })));
+        let bad = half::f16::from_f32(bad).to_le_bytes();
+        let refused = pushed(edited(1, &|bytes| bytes[10..12].copy_from_slice(&bad)));
+        assert!(matches!(refused, Err(StoreError::StoreValues { layer: 0, kind: PartKind::State })));
     }
-    let mut long = linear.clone();
-    long.parts[2].push(0.0);
-    assert!(matches!(
-        writer().push_layer(long.values(&head.layers[0])).map(<[Part]>::len),
-        Err(StoreError::CountValues { layer: 0, kind: PartKind::Tail, expected: 48, found: 49 })
-    ));
-    let mut more = writer();
-    more.push_layer(linear.values(&head.layers[0])).unwrap();
-    more.push_layer(full.values(&head.layers[1])).unwrap();
-    assert!(more.push_layer(full.values(&head.layers[1])).is_err());
+    for edit in [|bytes: &mut Vec<u8>| bytes.push(0), |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 1)] {
+        for at in 0..3 {
+            assert!(matches!(pushed(edited(at, &edit)), Err(StoreError::CheckLength { layer: 0, .. })));
+        }
+    }
+    let twice = [layers[0].clone(), layers[0][2..].to_vec()].concat();
+    assert!(matches!(pushed(twice), Err(StoreError::PushLayer { layer: 0, .. })));
+    assert!(matches!(pushed(layers[0][..2].to_vec()), Err(StoreError::PushLayer { layer: 0, .. })));
 
-    let mut tiles = head.clone();
-    tiles.format.layout = 1;
-    assert!(matches!(TupleWriter::new(tiles), Err(StoreError::UseLayout { layout: 1 })));
+    let mut more = writer();
+    more.push_layer(layers[0].clone()).unwrap();
+    more.push_layer(layers[1].clone()).unwrap();
+    assert!(more.push_layer(layers[1].clone()).is_err());
+
     let mut empty = head;
     empty.body.0 = 0;
     assert!(TupleWriter::new(empty).is_err());
+}
+
+/// A pair of tiles is two numbers of 16 bits: bits of it that are no fp32 number may be right, and the other way round.
+#[test]
+fn pairs_of_tiles_are_checked_as_what_they_are() {
+    let format = TupleFormat { layout: 1, ..TupleFormat::EXACT };
+    let head = sample::head(&[sample::linear(Family::Gdn)], format, 1);
+    for (halves, taken) in
+        [([0x0000, 0x7f80_u16], false), ([0x7800, 0x0000], true), ([0x7c00, 0x3c00], false)]
+    {
+        let mut layer = Layer::of(&head.layers[0], &head, 0).parts(&head, 0);
+        let mut bytes = layer[0].1.to_vec();
+        bytes[16..20].copy_from_slice(halves.map(u16::to_le_bytes).as_flattened());
+        layer[0].1 = bytes.into();
+        assert_eq!(TupleWriter::new(head.clone()).unwrap().push_layer(layer).is_ok(), taken, "{halves:x?}");
+    }
 }
 
 #[test]
@@ -302,58 +342,5 @@ proptest! {
         let mut parts = tuple.parts().to_vec();
         parts[0] = Part::check(manifest.parts[0].clone(), bytes.into()).unwrap();
         prop_assert_eq!(StoredTuple::assemble(manifest, parts).is_ok(), harmless);
-    }
-
-    #[test]
-    fn formats_keep_their_precision(values in prop::collection::vec(-1e3f32..1e3, 8..9)) {
-        let largest = values.iter().fold(0f32, |max, x| max.max(x.abs()));
-        // Half a unit in the last place of the value, or for 8 bits half a step of the row.
-        let bounds = [(Dtype::F32, 0.0, 0.0), (Dtype::F16, 2f32.powi(-11), 0.0),
-            (Dtype::Bf16, 2f32.powi(-8), 0.0), (Dtype::I8, 0.0, largest / 253.0)];
-        for (dtype, relative, absolute) in bounds {
-            let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; values.len()]);
-            values::encode(&values, 4, dtype, &mut bytes).unwrap();
-            values::decode(&bytes, 4, dtype, &mut out);
-            prop_assert_eq!(out.len(), values.len());
-            for (x, y) in out.iter().zip(&values) {
-                prop_assert!((x - y).abs() <= relative * y.abs() + absolute + 1e-7, "{:?}: {} {}", dtype, x, y);
-            }
-        }
-    }
-}
-
-#[test]
-fn values_beyond_the_range_become_the_largest_finite_value() {
-    let values = [1e30, -1e30, f32::MAX, f32::MIN, 1e-30, 0.0];
-    for (dtype, largest) in [(Dtype::F16, 65504.0), (Dtype::Bf16, half::bf16::MAX.to_f32())] {
-        let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; values.len()]);
-        values::encode(&values, 6, dtype, &mut bytes).unwrap();
-        values::decode(&bytes, 6, dtype, &mut out);
-        assert!(out.iter().all(|x| x.is_finite() && x.abs() <= largest), "{out:?}");
-        assert_eq!((out[2], out[3]), (largest, -largest));
-    }
-}
-
-#[test]
-fn rows_of_zeros_and_of_the_smallest_numbers_survive_eight_bits() {
-    let values = [0.0, -0.0, 0.0, 1e-45, -1e-45, 1e-44, 1e-30, 2e-30, -1e-30];
-    let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; values.len()]);
-    values::encode(&values, 3, Dtype::I8, &mut bytes).unwrap();
-    values::decode(&bytes, 3, Dtype::I8, &mut out);
-    assert!(out.iter().all(|x| x.is_finite()));
-    assert!((out[7] - 2e-30).abs() < 1e-32);
-    assert_eq!(out[..3], [0.0; 3]);
-}
-
-/// Long rows cross the conversion's own blocks.
-#[test]
-fn parts_longer_than_a_block_are_whole() {
-    let values: Vec<f32> = (0..2500).map(|i| i as f32).collect();
-    for dtype in [Dtype::F32, Dtype::F16] {
-        let (mut bytes, mut out) = (Vec::new(), vec![f32::NAN; values.len()]);
-        values::encode(&values, 2500, dtype, &mut bytes).unwrap();
-        values::decode(&bytes, 2500, dtype, &mut out);
-        assert!(out.iter().zip(&values).all(|(x, y)| (x - y).abs() <= 1.0));
-        assert_eq!((out.len(), out[1024]), (2500, 1024.0));
     }
 }

@@ -14,6 +14,7 @@ fn rig(device: u64, host: u64, disk: Option<&std::path::Path>) -> Rig {
     let each = sample::tuple(1).bytes();
     let config = StoreConfig {
         device: Bytes(device * each),
+        kept_on_device: Bytes(0),
         host: Bytes(host * each),
         disk: disk.map(|folder| (folder.to_owned(), Bytes(100 * each))),
         quota: 1.0,
@@ -178,8 +179,14 @@ fn a_tuple_in_use_outlives_its_eviction() {
 #[test]
 fn one_owner_cannot_push_out_another() {
     let each = sample::tuple(1).bytes();
-    let config =
-        StoreConfig { device: Bytes(4 * each), host: Bytes(0), disk: None, quota: 0.5, half_life: 64.0 };
+    let config = StoreConfig {
+        device: Bytes(4 * each),
+        kept_on_device: Bytes(0),
+        host: Bytes(0),
+        disk: None,
+        quota: 0.5,
+        half_life: 64.0,
+    };
     let store = Store::open(&config, Box::new(|_| ())).unwrap();
     let (one, two) = (Scope::of_tenant(&[1; 32], "one"), Scope::of_tenant(&[1; 32], "two"));
     store.put(&sample::tuple(1), &one, Millis(1.0)).unwrap();
@@ -188,6 +195,82 @@ fn one_owner_cannot_push_out_another() {
     }
     assert!(store.locate(&key(1)).is_some());
     assert_eq!(store.held().len(), 3);
+}
+
+#[test]
+fn what_the_device_keeps_is_nearest_while_memory_has_it_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let each = sample::tuple(1).bytes();
+    let config = StoreConfig {
+        device: Bytes(0),
+        kept_on_device: Bytes(5 * each),
+        host: Bytes(2 * each),
+        disk: Some((folder.path().to_owned(), Bytes(100 * each))),
+        quota: 1.0,
+        half_life: 64.0,
+    };
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let sink = events.clone();
+    let store = Store::open(&config, Box::new(move |event| sink.lock().unwrap().push(event))).unwrap();
+    let rig = Rig { store, events };
+    rig.store.on_device(&key(1), Some(Bytes(each)));
+    assert_eq!(rig.tier(1), None, "nobody could fetch it");
+    rig.put(1).unwrap();
+    assert_eq!((rig.tier(1), rig.hit(1)), (Some(Tier::Device), Ok(Tier::Device)));
+    rig.check();
+    assert_eq!(rig.store.write_pending(), 1);
+    let usage = rig.store.usage();
+    assert_eq!((usage[0].tier, usage[0].entries, usage[0].bytes), (Tier::Device, 1, Bytes(each)));
+    for seed in 2..4 {
+        rig.put(seed).unwrap();
+        rig.hit(seed).unwrap();
+    }
+    assert_eq!(rig.tier(1), Some(Tier::Disk));
+    rig.put(1).unwrap();
+    assert_eq!(rig.tier(1), Some(Tier::Device));
+    rig.store.on_device(&key(1), None);
+    assert_eq!((rig.tier(1), rig.hit(1)), (Some(Tier::Host), Ok(Tier::Host)));
+    rig.check();
+}
+
+#[test]
+fn memory_tiers_keep_bytes_where_they_are_placed() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = rig(1, 1, Some(folder.path()));
+    let room = Arc::new(Mutex::new(Vec::new()));
+    let placed = room.clone();
+    let place = move |layer: &[bytes::Bytes]| {
+        let mut placed = placed.lock().unwrap();
+        // A layer without a tail stays where it is.
+        if layer.len() < 3 || placed.contains(&layer[0].as_ptr().addr()) {
+            return None;
+        }
+        let copies: Vec<_> = layer.iter().map(|part| bytes::Bytes::copy_from_slice(part)).collect();
+        placed.push(copies[0].as_ptr().addr());
+        Some(copies)
+    };
+    let rig = Rig { store: rig.store.placing(Box::new(place)), events: rig.events };
+    let tuple = sample::tuple(1);
+    rig.store.put(&tuple, &Scope::PUBLIC, Millis(1.0)).unwrap();
+    let held = rig.store.get(&key(1), None).unwrap().tuple;
+    assert_eq!(held.manifest(), tuple.manifest());
+    assert_eq!(room.lock().unwrap().len(), 1);
+    for (part, placed) in tuple.parts().iter().zip(held.parts()) {
+        assert_eq!(part.bytes(), placed.bytes());
+        assert_eq!(part.bytes().as_ptr() == placed.bytes().as_ptr(), part.spec().layer == 1);
+    }
+    // What is there is not copied again, and what comes from the drive is placed.
+    rig.store.put(&held, &Scope::PUBLIC, Millis(1.0)).unwrap();
+    assert_eq!(room.lock().unwrap().len(), 1);
+    assert_eq!(rig.store.write_pending(), 1);
+    drop(held);
+    for seed in 2..5 {
+        rig.put(seed).unwrap();
+    }
+    let before = room.lock().unwrap().len();
+    assert_eq!(rig.hit(1), Ok(Tier::Disk));
+    assert_eq!(room.lock().unwrap().len(), before + 1);
+    rig.check();
 }
 
 #[test]
