@@ -34,7 +34,7 @@ pub fn validate(cluster: &HypicCluster, observed: &Observed) -> Vec<Fault> {
         if let Some(limit) = limit.and_then(|limit| limit.bytes()).filter(|limit| *limit < needed) {
             let (parts, room) = match pool.gpus_per_agent {
                 0 => ("engineMemory, the Device and Host tiers", ROOM),
-                _ => ("the Device and Host tiers", GPU_ROOM),
+                _ => ("the Host tier", GPU_ROOM),
             };
             let message = format!(
                 "spec.nodePools[{number}].resources.limits.memory: {} is under {parts} and {} of room, together {}",

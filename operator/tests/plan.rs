@@ -40,13 +40,14 @@ fn gpus_become_limits_tolerations_and_ranks() {
     let mut scene = Scene::sample();
     for (count, device) in [(1, "--device=cuda"), (2, "--device=cuda:0,1")] {
         scene.cluster.spec.node_pools[0].gpus_per_agent = count;
+        scene.cluster.spec.node_pools[0].resources = None;
         let plan = plan(&scene.inputs());
         let pod = &named(&plan, "StatefulSet", "demo-combine")["spec"]["template"]["spec"];
         assert_eq!(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], count.to_string());
         let args = pod["containers"][0]["args"].as_array().unwrap();
         assert!(args.iter().any(|arg| arg == device));
-        // Two tiers of 256 MiB, and room: the engine's memory is that of the GPUs.
-        assert_eq!(pod["containers"][0]["resources"]["limits"]["memory"], "4608Mi");
+        // The Host tier and room: the engine's memory and the Device tier are on the GPUs.
+        assert_eq!(pod["containers"][0]["resources"]["limits"]["memory"], "4352Mi");
         assert_eq!(pod["tolerations"][0]["key"], "nvidia.com/gpu");
     }
 }

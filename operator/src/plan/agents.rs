@@ -153,13 +153,18 @@ fn args(pool: &NodePool, tiers: &[CacheTier], inputs: &Inputs<'_>) -> Vec<String
 }
 
 /// What an agent of the pool takes of the node's memory at most: the tiers in it, and the engine with room; on GPUs the
-/// engine's memory is theirs.
+/// engine's memory and the Device tier are theirs.
 pub fn memory(pool: &NodePool, tiers: &[CacheTier]) -> u64 {
-    let tiers = tiers.iter().filter(|tier| matches!(tier.tier, TierName::Device | TierName::Host));
+    let is_on_gpus = pool.gpus_per_agent > 0;
+    let tiers = tiers.iter().filter(|tier| match tier.tier {
+        TierName::Device => !is_on_gpus,
+        TierName::Host => true,
+        _ => false,
+    });
     let tiers: u64 = tiers.filter_map(|tier| tier.capacity.bytes()).sum();
-    let engine = match pool.gpus_per_agent {
-        0 => pool.engine_memory.bytes().unwrap_or_default().saturating_add(ROOM),
-        _ => GPU_ROOM,
+    let engine = match is_on_gpus {
+        true => GPU_ROOM,
+        false => pool.engine_memory.bytes().unwrap_or_default().saturating_add(ROOM),
     };
     engine.saturating_add(tiers)
 }
