@@ -40,6 +40,7 @@ fn wait_gone(fleet: &Fleet<'_>) {
 fn a_child_that_was_changed_or_deleted_comes_back_and_the_pods_stay() {
     let namespace = Namespace::new("e2e-children");
     let fleet = Fleet::start(&namespace, &whole("demo"));
+    let pods = fleet.lives().unwrap().len();
     let all = children(&fleet, KINDS).unwrap();
 
     for (kind, name, path, value) in [
@@ -71,7 +72,11 @@ fn a_child_that_was_changed_or_deleted_comes_back_and_the_pods_stay() {
     }
     fleet.wait_ready();
 
-    let lives = fleet.lives().unwrap();
+    // A number of replicas that is put right may have made a pod meanwhile.
+    let lives = wait_for("a pod too many is gone", 90, || match fleet.lives()? {
+        lives if lives.len() == pods => Ok(lives),
+        lives => Err(format!("{lives:?}")),
+    });
     for (kind, name) in &all {
         let kind = kind.to_lowercase();
         // Their pods go with them: the next test.
