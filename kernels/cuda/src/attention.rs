@@ -63,8 +63,7 @@ pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: Atte
     Error::unless(q.len() == size, "the queries", size, q.len())?;
     Error::unless(out.len() == size, "the outputs", size, out.len())?;
     contexts.check_pages([key, value])?;
-    let angles = contexts.positions_end * rotary;
-    Error::unless(rope.len() >= angles, "the angles", format!("at least {angles}"), rope.len())?;
+    contexts.check_angles(rope)?;
     Error::unless(scale > 0.0, "the factor on scores", "above zero", scale)?;
     let is_plain = E::NAME == f32::NAME;
     Error::unless(is_plain == (form == AttentionForm::Plain), "the form", "plain for fp32 alone", E::NAME)?;
@@ -142,8 +141,7 @@ pub fn gather_kv<E: Float>(
 ) -> Result<()> {
     contexts.check_pages([key, value])?;
     let FullShape { kv_heads, key: width, rotary, .. } = contexts.shape;
-    let angles = contexts.positions_end * rotary;
-    Error::unless(rope.len() >= angles, "the angles", format!("at least {angles}"), rope.len())?;
+    contexts.check_angles(rope)?;
     Error::unless(E::NAME == bf16::NAME, "the format of gathered tokens", bf16::NAME, E::NAME)?;
     let tokens = contexts.tokens.len() / 2;
     let Some([keys, values]) = &mut contexts.gathered else {

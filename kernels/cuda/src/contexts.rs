@@ -223,6 +223,12 @@ impl Contexts {
         self.jobs
     }
 
+    /// Checks that a table of angles `[positions, rotary]` reaches every position.
+    pub(crate) fn check_angles(&self, rope: &Buffer<f32>) -> Result<()> {
+        let angles = self.positions_end * self.shape.rotary;
+        Error::unless(rope.len() >= angles, "the angles", format!("at least {angles}"), rope.len())
+    }
+
     /// Checks that keys and values are whole pages and hold every slot.
     pub(crate) fn check_pages<E: Float, const N: usize>(&self, pages: [&Buffer<E>; N]) -> Result<()> {
         let FullShape { kv_heads, key: width, .. } = self.shape;

@@ -95,19 +95,13 @@ impl Device {
         }
     }
 
-    /// Lets these devices read each other's memory. Fibers do anyway.
+    /// Lets these devices read each other's memory.
     ///
     /// # Errors
-    /// [`Error::ReachPeer`] for GPUs without a link, [`Error::CallDriver`] when the driver refuses.
+    /// As [`Device::enable_peer`].
     pub fn link(devices: &[&Self]) -> Result<()> {
-        #[cfg(feature = "cuda")]
-        for (of, reader) in devices.iter().flat_map(|of| devices.iter().map(move |reader| (of, reader))) {
-            if let (Some(of), Some(reader)) = (of.context(), reader.context()) {
-                of.open_to(reader)?;
-            }
-        }
-        let _ = devices;
-        Ok(())
+        let mut pairs = devices.iter().flat_map(|of| devices.iter().map(move |reader| (of, reader)));
+        pairs.try_for_each(|(of, reader)| reader.enable_peer(of))
     }
 
     /// Makes what comes next on each of these devices wait for what all of them were given so far; the host goes on.

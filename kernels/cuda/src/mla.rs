@@ -59,8 +59,7 @@ pub fn mla(device: &Device, run: Mla<'_>) -> Result<()> {
     Error::unless(q.len() == rows * KEY, "the queries", rows * KEY, q.len())?;
     Error::unless(out.len() == rows * LATENT, "the outputs", rows * LATENT, out.len())?;
     contexts.check_pages([key])?;
-    let angles = contexts.positions_end * rotary;
-    Error::unless(rope.len() >= angles, "the angles", format!("at least {angles}"), rope.len())?;
+    contexts.check_angles(rope)?;
     Error::unless(scale > 0.0, "the factor on scores", "above zero", scale)?;
     let blocks = (TILE_ROWS / heads * heads).div_ceil(ROWS);
     Launch::new(device, "attention_mla", [contexts.jobs, 1, blocks], THREADS)

@@ -46,8 +46,7 @@ pub(crate) trait Tensors {
     /// A tensor of that shape.
     fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError>;
     /// What the tensor is, as the matrix of its last axis, if its values are random: then nothing need be read.
-    fn random(&mut self, name: &str, shape: &[usize]) -> Option<RandomMatrix> {
-        let _ = (name, shape);
+    fn random(&mut self, _: &str, _: &[usize]) -> Option<RandomMatrix> {
         None
     }
     /// Digest of all that was read.

@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::{Result, anyhow};
 use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::op::{Device, Export};
-use hypic_kernels::plan::{BodyLayers, Context, Plan, Record, Run, RunOp};
+use hypic_kernels::plan::{BodyLayers, Plan, Record, Run, RunOp};
 use hypic_models::model::Memory;
 
+use super::runs;
 use super::{Bench, Body, Gpu, PAGE, SEAM, SEGMENT, SEGMENTS};
 
 type Recording = Arc<Mutex<<Gpu as Device>::Recording>>;
@@ -37,12 +38,7 @@ impl Bench {
             body: rows.start + SEAM..rows.end,
             whole: Some(skip_below),
         });
-        let each = SEGMENT / PAGE;
-        let context = Context {
-            pages: (place * each..(place + 1) * each).collect(),
-            live: (0..SEGMENT as u32).collect(),
-            bodies: Vec::new(),
-        };
+        let context = runs::live(place * SEGMENT / PAGE, SEGMENT);
         let run = Run { rows: rows.clone(), slot: place, context, ops: vec![RunOp::Rows(rows)], record };
         Ok((run, recording))
     }

@@ -12,6 +12,7 @@ use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::op::{Device as _, Export};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 
+use super::runs;
 use super::{Bench, Body, Gpu, PAGE, QUERY, SEAM, SEGMENT};
 
 /// Segments of the prompt.
@@ -115,7 +116,7 @@ impl Reader<'_> {
         self.live += ids.len();
         let rows = 0..ids.len();
         let ops = vec![RunOp::Rows(rows.clone())];
-        let run = Run { rows, slot: self.slot, context: context_of(self.live), ops, record };
+        let run = Run { rows, slot: self.slot, context: runs::live(0, self.live), ops, record };
         self.bench.forward(&Plan { ids: ids.to_vec(), runs: vec![run] }, needs)
     }
 
@@ -134,7 +135,7 @@ impl Reader<'_> {
         let body = BodyLayers::empty(spec.layers.len());
         let recording = recording.lock().map_err(|_| anyhow::anyhow!("a step died"))?;
         let Bench { device, states, pages, .. } = &mut *self.bench;
-        let context = context_of(self.live);
+        let context = runs::live(0, self.live);
         let format = device.format(&TupleFormat { skip_below: 0.0, ..TupleFormat::default() });
         for layer in 0..spec.layers.len() {
             let host = device.export(&Export {
@@ -151,15 +152,6 @@ impl Reader<'_> {
             body.arrive(layer, device.import(layer, &spec, pages, &host)?);
         }
         Ok((Arc::new(body), ids.len() - SEAM))
-    }
-}
-
-/// So many live tokens from the first page on.
-fn context_of(live: usize) -> Context<Gpu> {
-    Context {
-        pages: (0..live.div_ceil(PAGE)).collect(),
-        live: (0..live as u32).collect(),
-        bodies: Vec::new(),
     }
 }
 

@@ -12,6 +12,7 @@
 mod cold;
 mod composed;
 mod ranks;
+mod runs;
 mod warm_host;
 
 use std::sync::{Arc, Mutex};
@@ -143,13 +144,7 @@ impl Bench {
     /// Each layer of one step of `rows` rows by itself: the first linear and the first full one.
     fn layers(&mut self, rows: usize) -> Result<[f64; 2]> {
         self.device.reset_slot(&mut self.states, 0)?;
-        let context = Context {
-            pages: (0..rows.div_ceil(PAGE)).collect(),
-            live: (0..rows as u32).collect(),
-            bodies: Vec::new(),
-        };
-        let run = Run { rows: 0..rows, slot: 0, context, ops: vec![RunOp::Rows(0..rows)], record: None };
-        let plan = Plan { ids: vec![7; rows], runs: vec![run] };
+        let plan = Plan { ids: vec![7; rows], runs: vec![runs::last_rows(rows, rows)] };
         let mut x = self.loaded.model.embed(&self.device, &plan)?;
         let mut times = [0.0; 4];
         for (layer, time) in times.iter_mut().enumerate() {
@@ -239,13 +234,7 @@ impl Bench {
         let mut sum = 0.0;
         for first in (0..tokens).step_by(step) {
             let rows = step.min(tokens - first);
-            let context = Context {
-                pages: (0..(first + rows).div_ceil(PAGE)).collect(),
-                live: (0..(first + rows) as u32).collect(),
-                bodies: Vec::new(),
-            };
-            let run = Run { rows: 0..rows, slot: 0, context, ops: vec![RunOp::Rows(0..rows)], record: None };
-            sum += self.run(vec![run], &[(rows - 1, Need::Largest(1))])?;
+            sum += self.run(vec![runs::last_rows(rows, first + rows)], &[(rows - 1, Need::Largest(1))])?;
         }
         Ok(sum)
     }
@@ -265,15 +254,9 @@ impl Bench {
         self.device.reset_slot(&mut self.states, 0)?;
         let spec = self.loaded.spec.clone();
         let recording = Arc::new(Mutex::new(self.device.recording(&spec)?));
-        let context = || Context {
-            pages: (0..SEGMENT / PAGE).collect(),
-            live: (0..SEGMENT as u32).collect(),
-            bodies: Vec::new(),
-        };
         let record =
             Some(Record { recording: Arc::clone(&recording), body: SEAM..SEGMENT, whole: Some(skip_below) });
-        let ops = vec![RunOp::Rows(0..SEGMENT)];
-        let run = Run { rows: 0..SEGMENT, slot: 0, context: context(), ops, record };
+        let run = Run { record, ..runs::last_rows(SEGMENT, SEGMENT) };
         let ms = self.run(vec![run], &[(SEGMENT - 1, Need::Largest(1))])?;
         let recording = recording.lock().map_err(|_| anyhow::anyhow!("a step died"))?;
         let format = self.device.format(&TupleFormat { skip_below, ..TupleFormat::default() });
@@ -286,7 +269,7 @@ impl Bench {
                 states: &self.states,
                 slot: 0,
                 pages: &self.pages,
-                context: &context(),
+                context: &runs::live(0, SEGMENT),
                 body: SEGMENT - SEAM,
                 format,
             })?);
@@ -341,20 +324,8 @@ impl Bench {
 
     /// One token of each of `batch` sequences with [`DECODING`] live tokens; without a need only the layers.
     fn decode(&mut self, batch: usize, need: Option<Need>) -> Result<f64> {
-        let each = DECODING / PAGE;
-        let run = |number: usize| Run {
-            rows: number..number + 1,
-            slot: number,
-            context: Context {
-                pages: (number * each..(number + 1) * each).collect(),
-                live: (0..DECODING as u32).collect(),
-                bodies: Vec::new(),
-            },
-            ops: vec![RunOp::Rows(number..number + 1)],
-            record: None,
-        };
         let last: Vec<_> = need.iter().flat_map(|need| (0..batch).map(|row| (row, *need))).collect();
-        self.run((0..batch).map(run).collect(), &last)
+        self.run(runs::decoding(batch), &last)
     }
 }
 

@@ -10,12 +10,12 @@ use hypic_cuda::CudaDevice;
 use hypic_domain::logits::{Logits, Need};
 use hypic_kernels::op::{Device, OpError};
 use hypic_kernels::parallel::{Rank, TensorParallel};
-use hypic_kernels::plan::{Context, Plan, Run, RunOp};
+use hypic_kernels::plan::{Plan, Run};
 use hypic_models::model::Memory;
 use hypic_models::{Loaded, random};
 use serde_json::{Map, Value, json};
 
-use crate::{DECODING, Gpu, PAGE, PROMPT, REPEATS, shape};
+use crate::{DECODING, Gpu, PAGE, PROMPT, REPEATS, runs, shape};
 
 const BATCHES: [usize; 2] = [1, 32];
 
@@ -103,30 +103,12 @@ impl<D: Device, W: Fn(&D) -> Result<(), OpError>> On<D, W> {
 
     fn prefill(&mut self) -> Result<[f64; 2]> {
         self.device.reset_slot(&mut self.states, 0)?;
-        let context = Context {
-            pages: (0..PROMPT / PAGE).collect(),
-            live: (0..PROMPT as u32).collect(),
-            bodies: Vec::new(),
-        };
-        let ops = vec![RunOp::Rows(0..PROMPT)];
-        self.step(vec![Run { rows: 0..PROMPT, slot: 0, context, ops, record: None }])
+        self.step(vec![runs::last_rows(PROMPT, PROMPT)])
     }
 
     /// One token of each of `batch` sequences with [`DECODING`] live tokens.
     fn decode(&mut self, batch: usize) -> Result<[f64; 2]> {
-        let each = DECODING / PAGE;
-        let run = |number: usize| Run {
-            rows: number..number + 1,
-            slot: number,
-            context: Context {
-                pages: (number * each..(number + 1) * each).collect(),
-                live: (0..DECODING as u32).collect(),
-                bodies: Vec::new(),
-            },
-            ops: vec![RunOp::Rows(number..number + 1)],
-            record: None,
-        };
-        self.step((0..batch).map(run).collect())
+        self.step(runs::decoding(batch))
     }
 
     /// A step, and what greedy decoding needs of the last row of each run: until all is given, and until it is there.
