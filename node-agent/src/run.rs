@@ -36,6 +36,8 @@ const WRITE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_secs(5);
 /// Longest wait for slot owners to hear that this agent goes.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// For what was computed last to reach whoever asked for it, at least.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Serves until `shutdown`; then takes no more orders and lets running ones finish, for a while. Probes, topologies
 /// and the index are served from the start, the rest once the model is loaded.
@@ -74,7 +76,12 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
     let security = config.security.clone();
     let serving =
         hypic_wire::serve::serve(control, security, routes.routes(), stop.clone().cancelled_owned());
-    tasks.spawn(async move { serving.await.context("serve control") });
+    let served = CancellationToken::new();
+    let last_call = served.clone().drop_guard();
+    tasks.spawn(async move {
+        let _last_call = last_call;
+        serving.await.context("serve control")
+    });
     tasks.spawn(done(Arc::clone(&index).announce_all()));
     let security = config.security.clone();
     tasks.spawn(done(async move { security.follow_files(LOOK).await }));
@@ -100,8 +107,14 @@ pub async fn run(config: Config, registry: Registry, shutdown: impl Future<Outpu
         () = shutdown => {}
         error = failure(&mut tasks) => return Err(error),
     }
+    let begun = Instant::now();
     drain(&agent, config.drain).await;
     stop.cancel();
+    // What was computed last is still on its way to whoever asked for it.
+    let rest = config.drain.saturating_sub(begun.elapsed()).max(LAST_WORDS);
+    if tokio::time::timeout(rest, served.cancelled()).await.is_err() {
+        tracing::warn!(seconds = rest.as_secs(), "calls have not ended and are cut");
+    }
     Ok(())
 }
 

@@ -170,6 +170,24 @@ fn processes_told_to_end_finish_their_streams_first() {
 }
 
 #[test]
+fn an_agent_told_to_end_stays_until_its_answers_are_taken() {
+    let mut tested = start_with(1, 0, |_| {});
+    let mut stream = Held::chat(tested.fleet.address(), &key_of(Mode::Pic), &endless(0, true, 300));
+    stream.until("data: ");
+    // Nobody reads until the last token is drawn.
+    signal(&tested, "router", "STOP");
+    signal(&tested, "combine-0", "TERM");
+    let agent = tested.fleet.agent_http("combine-0").unwrap().to_owned();
+    wait_for("the answer to be drawn", || metric(&agent, "hypic_agent_decode_running") == 0.0);
+    thread::sleep(Duration::from_millis(500));
+    signal(&tested, "router", "CONT");
+    let text = stream.until("[DONE]");
+    assert!(text.contains("\"finish_reason\":\"length\"") && !text.contains("\"error\""), "{text}");
+    let status = tested.fleet.wait_end("combine-0", Duration::from_secs(30)).unwrap();
+    assert!(status.success(), "{status}: {}", tested.fleet.log("combine-0").unwrap());
+}
+
+#[test]
 fn the_deadline_ends_a_request_and_frees_what_it_held() {
     let tested = start_with(1, 1, |options| {
         options.router_flags = ["--deadline-seconds", "1"].map(str::to_owned).to_vec();
