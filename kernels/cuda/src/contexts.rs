@@ -7,13 +7,16 @@ use hypic_domain::model::FullShape;
 use crate::choice::{AttentionForm, attention_form, gathers};
 use crate::launch::Launch;
 use crate::memory::Float;
-use crate::mla;
 use crate::{Buffer, Device, Error, Fresh, Result};
 
 pub(crate) use lists::Lists;
 
 /// Query rows (live rows x heads that share a key head) of a tile of device/attention.cuh.
 pub(crate) const TILE_ROWS: usize = 128;
+/// Width of MLA's latent, which is a token's value and the first part of its key.
+pub(crate) const LATENT: usize = 512;
+/// Width of the part of its key behind the latent.
+pub(crate) const LATENT_ROPE: usize = 64;
 /// Tokens of a tile that was gathered before.
 pub(crate) const GATHERED: usize = 96;
 pub(crate) const MERGE_WORDS: usize = 3;
@@ -253,7 +256,7 @@ fn check(shape: FullShape, page_tokens: usize) -> Result<()> {
     let FullShape { heads, kv_heads, key, value, rotary } = shape;
     Error::unless(page_tokens > 0, "tokens of a page", "above zero", page_tokens)?;
     if value == 0 {
-        return mla::check(shape);
+        return check_latent(shape);
     }
     let width = matches!(key, 64 | 128 | 256) && value == key;
     Error::unless(width, "the head widths", "64, 128 or 256, keys as values", format!("{key} and {value}"))?;
@@ -265,7 +268,22 @@ fn check(shape: FullShape, page_tokens: usize) -> Result<()> {
     Error::unless(rotated, "the rotated width", expected, rotary)
 }
 
+/// Whether there is a kernel for a shape whose values are 0: MLA's.
+fn check_latent(shape: FullShape) -> Result<()> {
+    let FullShape { heads, kv_heads, key, rotary, .. } = shape;
+    Error::unless(
+        key == LATENT + LATENT_ROPE,
+        "the head widths",
+        format!("{} for keys without values", LATENT + LATENT_ROPE),
+        key,
+    )?;
+    Error::unless(kv_heads == 1, "heads of keys without values", 1, kv_heads)?;
+    Error::unless((1..=TILE_ROWS).contains(&heads), "the heads", format!("1 to {TILE_ROWS}"), heads)?;
+    let rotated = rotary == 0 || rotary == LATENT_ROPE;
+    Error::unless(rotated, "the rotated width", format!("0 or {LATENT_ROPE}, behind the latent"), rotary)
+}
+
 /// Values of a head's output: MLA's values are the latent part of its keys.
 fn output_width(shape: FullShape) -> usize {
-    if shape.value == 0 { mla::LATENT } else { shape.value }
+    if shape.value == 0 { LATENT } else { shape.value }
 }

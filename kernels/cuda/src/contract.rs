@@ -9,6 +9,7 @@ mod experts;
 mod few;
 mod full;
 mod linear;
+mod listed;
 mod memory;
 mod prefill;
 mod ranks;
@@ -54,6 +55,8 @@ pub struct CudaDevice<E: Float = bf16> {
     copying: Mutex<Vec<(Mark, Arc<BuiltLayer<E>>)>>,
     /// Those of the step that runs now, if it may be run again.
     step: Mutex<Option<step_tables::SharedTables<E>>>,
+    /// Steps that can be run again.
+    recordings: replay::Recordings<E>,
     format: PhantomData<E>,
 }
 
@@ -63,7 +66,18 @@ impl<E: Float> CudaDevice<E> {
     pub fn new(device: Device, body_tokens: usize) -> Self {
         let (contexts, copying, step) = (Mutex::default(), Mutex::default(), Mutex::default());
         let fresh = Fresh::Anything;
-        Self { device, fresh, body_tokens, pinned: None, contexts, copying, step, format: PhantomData }
+        let recordings = replay::Recordings::default();
+        Self {
+            device,
+            fresh,
+            body_tokens,
+            pinned: None,
+            contexts,
+            copying,
+            step,
+            recordings,
+            format: PhantomData,
+        }
     }
 
     /// The same, whose tuples land in pinned memory while there is room; from there they come back beside what the

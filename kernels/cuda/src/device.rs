@@ -1,12 +1,14 @@
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::PoisonError;
-#[cfg(feature = "cuda")]
 use std::sync::atomic::Ordering;
 
 #[cfg(any(feature = "fibers", not(feature = "cuda")))]
 use crate::Error;
 use crate::Result;
+use crate::arena::Now;
+#[cfg(feature = "fibers")]
+use crate::sys::Fibers;
 #[cfg(feature = "cuda")]
 use crate::sys::{Context, failed};
 
@@ -20,7 +22,7 @@ pub(crate) enum Backend {
     #[cfg(feature = "cuda")]
     Cuda(Box<Context>),
     #[cfg(feature = "fibers")]
-    Fibers(Order),
+    Fibers(Fibers),
 }
 
 /// A copy to the device, by its number.
@@ -72,7 +74,7 @@ impl Device {
     /// The kernels as host code, run by the calling thread.
     #[cfg(feature = "fibers")]
     pub fn fibers(order: Order) -> Self {
-        Self { backend: Arc::new(Backend::Fibers(order)) }
+        Self { backend: Arc::new(Backend::Fibers(Fibers::new(order))) }
     }
 
     /// Compute capability of the GPU, none for fibers.
@@ -106,27 +108,12 @@ impl Device {
 
     /// Makes what comes next on each of these devices wait for what all of them were given so far; the host goes on.
     pub(crate) fn meet(devices: &[&Self]) -> Result<()> {
-        #[cfg(feature = "cuda")]
-        {
-            let contexts: Vec<&Context> = devices.iter().filter_map(|device| device.context()).collect();
-            contexts.iter().try_for_each(|context| context.mark())?;
-            for (of, other) in contexts.iter().flat_map(|of| contexts.iter().map(move |other| (of, other))) {
-                if !std::ptr::eq(*of, *other) {
-                    of.wait_for(other)?;
-                }
-            }
+        let marks = devices.iter().map(|device| device.mark()).collect::<Result<Vec<_>>>()?;
+        for (number, device) in devices.iter().enumerate() {
+            let others = marks.iter().enumerate().filter(|(other, _)| *other != number);
+            others.into_iter().try_for_each(|(_, mark)| device.wait_for(mark))?;
         }
-        let _ = devices;
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn context(&self) -> Option<&Context> {
-        match &*self.backend {
-            Backend::Cuda(context) => Some(context),
-            #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => None,
-        }
     }
 
     /// Lets everything that is given to the device from now on wait for what arrives; the host does not.
@@ -162,50 +149,34 @@ impl Device {
         }
     }
 
-    /// Whether launches can be recorded and run again.
-    pub(crate) fn can_record(&self) -> bool {
-        self.capability().is_some()
+    /// What the work is part of that is given now.
+    pub(crate) fn now(&self) -> &Now {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => &context.now,
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(fibers) => &fibers.now,
+        }
     }
 
     /// Runs `step` with memory from the arena, which lies at the same places when the step is run again; or a part of one
     /// without.
     pub(crate) fn in_arena<R>(&self, is_in: bool, step: impl FnOnce() -> R) -> R {
-        match &*self.backend {
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(context) => {
-                let was_in = context.is_step.swap(is_in, Ordering::Relaxed);
-                let result = step();
-                context.is_step.store(was_in, Ordering::Relaxed);
-                result
-            }
-            #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => {
-                let _ = is_in;
-                step()
-            }
-        }
+        let is_step = &self.now().is_step;
+        let was_in = is_step.swap(is_in, Ordering::Relaxed);
+        let result = step();
+        is_step.store(was_in, Ordering::Relaxed);
+        result
     }
 
     /// Says that a weight or a pool is gone.
     pub(crate) fn note_gone(&self) {
-        match &*self.backend {
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(context) => {
-                context.gone.fetch_add(1, Ordering::Relaxed);
-            }
-            #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => {}
-        }
+        self.now().gone.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How many weights and pools are gone: where it changes, nothing that was recorded is run again.
     pub(crate) fn gone(&self) -> u64 {
-        match &*self.backend {
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(context) => context.gone.load(Ordering::Relaxed),
-            #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => 0,
-        }
+        self.now().gone.load(Ordering::Relaxed)
     }
 
     /// Whether both are one.

@@ -1,90 +1,132 @@
-#[cfg(feature = "cuda")]
 use std::sync::atomic::Ordering;
 
 #[cfg(feature = "cuda")]
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use crate::device::Backend;
+#[cfg(feature = "fibers")]
+use crate::sys::Tape;
 #[cfg(feature = "cuda")]
 use crate::sys::{RecordedGraph, failed};
 use crate::{Device, Error, Result};
 
 /// Launches recorded once and replayed as one. The buffers they use must outlive it, at the same places.
 pub struct Graph {
-    #[cfg(feature = "cuda")]
-    graph: RecordedGraph,
+    recorded: Recorded,
     device: Device,
+}
+
+enum Recorded {
+    #[cfg(feature = "cuda")]
+    Cuda(RecordedGraph),
+    #[cfg(feature = "fibers")]
+    Fibers(Tape),
 }
 
 impl Graph {
     /// Records what `launches` gives to the device, without running it.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] on fibers, [`Error::CallDriver`] when the driver cannot record it.
+    /// What `launches` says, and [`Error::CallDriver`] when the driver cannot record it.
     pub fn record(device: &Device, launches: impl FnOnce() -> Result<()>) -> Result<Self> {
-        match &*device.backend {
+        let record = || {
+            device.now().is_recording.store(true, Ordering::Relaxed);
+            let recorded = launches();
+            device.now().is_recording.store(false, Ordering::Relaxed);
+            recorded
+        };
+        let recorded = match &*device.backend {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
                 let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
                 context.stream.begin_capture(mode).map_err(failed("begin a recording"))?;
-                context.is_recording.store(true, Ordering::Relaxed);
-                let recorded = launches();
-                context.is_recording.store(false, Ordering::Relaxed);
+                let recorded = record();
                 let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
                 let graph = context.stream.end_capture(flags).map_err(failed("end a recording"))?;
                 recorded?;
-                let graph = graph.ok_or(Error::NoDevice)?;
-                Ok(Self { graph: RecordedGraph(graph), device: device.clone() })
+                Recorded::Cuda(RecordedGraph(graph.ok_or(Error::NoDevice)?))
             }
             #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => {
-                drop(launches);
-                Err(Error::NoDevice)
+            Backend::Fibers(fibers) => {
+                fibers.begin_tape();
+                let recorded = record();
+                let tape = fibers.end_tape();
+                recorded?;
+                Recorded::Fibers(tape)
             }
-        }
+        };
+        Ok(Self { recorded, device: device.clone() })
     }
 
     /// Runs the recording once.
     ///
     /// # Errors
-    /// [`Error::CallDriver`] when it cannot be run.
+    /// [`Error::CallDriver`] when it cannot be run, [`Error::RunFibers`] what a kernel did wrong.
     pub(crate) fn run(&mut self) -> Result<()> {
-        match &*self.device.backend {
+        match (&self.recorded, &*self.device.backend) {
             #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => self.graph.0.launch().map_err(failed("launch a graph")),
+            (Recorded::Cuda(graph), _) => graph.0.launch().map_err(failed("launch a graph")),
             #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => Err(Error::NoDevice),
+            (Recorded::Fibers(tape), Backend::Fibers(fibers)) => fibers.play(tape),
+            #[cfg(all(feature = "cuda", feature = "fibers"))]
+            (Recorded::Fibers(_), Backend::Cuda(_)) => Err(Error::NoDevice),
         }
     }
 
     /// Runs the recording once and returns how long the device took, in milliseconds.
     ///
     /// # Errors
-    /// [`Error::CallDriver`] when it cannot be run.
+    /// [`Error::CallDriver`] when it cannot be run, [`Error::NoDevice`] on fibers, which have no clock.
     pub fn time_ms(&self) -> Result<f64> {
-        match &*self.device.backend {
+        match (&self.recorded, &*self.device.backend) {
             #[cfg(feature = "cuda")]
-            Backend::Cuda(context) => {
+            (Recorded::Cuda(graph), Backend::Cuda(context)) => {
                 let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
                 let start = context.stream.record_event(flags).map_err(failed("record an event"))?;
-                self.graph.0.launch().map_err(failed("launch a graph"))?;
+                graph.0.launch().map_err(failed("launch a graph"))?;
                 let end = context.stream.record_event(flags).map_err(failed("record an event"))?;
                 start.elapsed_ms(&end).map(f64::from).map_err(failed("time a graph"))
             }
             #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => Err(Error::NoDevice),
+            _ => Err(Error::NoDevice),
         }
     }
 }
 
 #[cfg(all(test, feature = "fibers"))]
+#[allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 mod tests {
     use super::*;
-    use crate::Order;
+    use crate::{Buffer, Fresh, Order};
 
     #[test]
-    fn fibers_cannot_be_recorded() {
+    fn what_is_recorded_runs_when_it_is_told_to_and_as_often() {
         let device = Device::fibers(Order::Forward);
-        assert!(matches!(Graph::record(&device, || Ok(())), Err(Error::NoDevice)));
+        let one = Buffer::from_slice(&device, &[1.0_f32; 8]).unwrap();
+        let mut sum = Buffer::zeros(&device, 8).unwrap();
+        let mut graph = Graph::record(&device, || {
+            // Given up before it runs.
+            let mut passing = Buffer::fresh(&device, 8, Fresh::Poison)?;
+            passing.copy(0, &one, 0, 8)?;
+            crate::add_rows(&device, &mut sum, &passing)
+        })
+        .unwrap();
+        assert_eq!(sum.read().unwrap(), [0.0; 8]);
+        for times in [1.0, 2.0] {
+            graph.run().unwrap();
+            assert_eq!(sum.read().unwrap(), [times; 8]);
+        }
+    }
+
+    #[test]
+    fn what_the_host_sends_and_reads_is_not_recorded() {
+        let device = Device::fibers(Order::Forward);
+        let mut buffer = Buffer::<u32>::zeros(&device, 4).unwrap();
+        let sent = device.in_arena(true, || Graph::record(&device, || buffer.write(&[1; 4])));
+        assert!(matches!(sent, Err(Error::Record { .. })));
+        let read = Graph::record(&device, || buffer.read().map(drop));
+        assert!(matches!(read, Err(Error::Record { .. })));
+        buffer.write(&[2; 4]).unwrap();
+        assert_eq!(buffer.read().unwrap(), [2; 4]);
     }
 }

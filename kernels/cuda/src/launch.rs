@@ -9,6 +9,8 @@ use hypic_domain::tuple::Dtype;
 
 use crate::device::Backend;
 use crate::memory::{Element, Float};
+#[cfg(feature = "fibers")]
+use crate::sys::Work;
 use crate::{Buffer, Device, Error, Result};
 
 /// The compute capability whose machine code waits by itself.
@@ -138,17 +140,16 @@ impl<'a> Launch<'a> {
     }
 
     /// Gives the launch to the device; an empty grid is nothing to do.
-    pub(crate) fn run(mut self) -> Result<()> {
+    pub(crate) fn run(#[cfg_attr(not(feature = "cuda"), allow(unused_mut))] mut self) -> Result<()> {
         if self.grid.contains(&0) {
             return Ok(());
         }
-        let arguments = self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
-        #[cfg(feature = "cuda")]
-        let arguments = self.boxes.iter_mut().map(|map| std::ptr::from_mut(map).cast()).chain(arguments);
-        let mut pointers: Vec<*mut std::ffi::c_void> = arguments.collect();
         match &*self.device.backend {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
+                let arguments = self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
+                let map = self.boxes.iter_mut().map(|map| std::ptr::from_mut(map).cast());
+                let mut pointers: Vec<*mut std::ffi::c_void> = map.chain(arguments).collect();
                 let function = context.function(&self.kernel, self.shared)?;
                 context.enter()?;
                 // SAFETY: an attribute is plain numbers, for which zeros are values.
@@ -184,27 +185,10 @@ impl<'a> Launch<'a> {
                 .map_err(crate::sys::failed("launch a kernel"))
             }
             #[cfg(feature = "fibers")]
-            Backend::Fibers(order) => {
-                let name = std::ffi::CString::new(self.kernel.as_str()).unwrap_or_default();
-                let block = [self.threads, 1, 1];
-                // SAFETY: as above; the buffers are host memory, and the call returns when all fibers are
-                // done.
-                let fault = unsafe {
-                    crate::sys::hypic_fiber_launch(
-                        name.as_ptr(),
-                        self.grid.as_ptr(),
-                        block.as_ptr(),
-                        self.shared as usize,
-                        order.code(),
-                        pointers.as_mut_ptr(),
-                    )
-                };
-                if fault.is_null() {
-                    return Ok(());
-                }
-                // SAFETY: the faults are string literals.
-                let fault = unsafe { std::ffi::CStr::from_ptr(fault) }.to_string_lossy().into_owned();
-                Err(Error::RunFibers { kernel: self.kernel, fault })
+            Backend::Fibers(fibers) => {
+                let Self { kernel, grid, threads, shared, arguments, .. } = self;
+                // SAFETY: as above; the buffers are host memory.
+                unsafe { fibers.give(Work::Launch { kernel, grid, threads, shared, arguments }) }
             }
         }
     }

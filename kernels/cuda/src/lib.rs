@@ -1,7 +1,7 @@
 //! Our own CUDA kernels and the safe layer over them.
 //!
-//! The only crate of the workspace with unsafe code, in three modules: `sys.rs` (entry points), `launch.rs`
-//! (one launch, after all checks) and `memory.rs` (buffers, and in `memory/` pinned memory and transfers). Everything above takes typed views, whose sizes
+//! The only crate of the workspace with unsafe code, in three modules: `sys` (entry points), `launch.rs` (one launch,
+//! after all checks) and `memory` (buffers, pinned memory, transfers). Everything above takes typed views, whose sizes
 //! are checked once, in `view.rs`.
 //!
 //! Every kernel has a portable form whose source also compiles for the host, each CUDA thread a fiber
@@ -23,6 +23,7 @@
 #[cfg(not(any(feature = "cuda", feature = "fibers")))]
 compile_error!("hypic-cuda runs on a GPU (feature `cuda`), as fibers (feature `fibers`), or both");
 
+mod arena;
 mod attention;
 pub mod bounds;
 mod checksum;

@@ -11,9 +11,12 @@ use std::marker::PhantomData;
 use half::{bf16, f16};
 use hypic_domain::tuple::Dtype;
 
+use crate::arena::Memory;
 use crate::device::{Arrival, Backend};
 #[cfg(feature = "cuda")]
 use crate::sys::failed;
+#[cfg(feature = "fibers")]
+use crate::sys::{Units, Work};
 use crate::{Device, Error, Result};
 
 /// Types a buffer can hold: plain numbers, for which every bit pattern is a value.
@@ -81,14 +84,13 @@ pub struct Buffer<T: Element> {
 }
 
 enum Bytes {
+    // None while it is dropped, here and below.
     #[cfg(feature = "cuda")]
-    // None while it is dropped.
-    Cuda(Option<crate::reuse::Memory>),
+    Cuda(Option<Memory<cudarc::driver::CudaSlice<u8>>>),
     #[cfg(feature = "cuda")]
     Table(std::sync::Arc<cudarc::driver::CudaSlice<u8>>),
-    // As 16-byte units: vectors of the kernels are at most that wide.
     #[cfg(feature = "fibers")]
-    Host(Vec<u128>),
+    Host(Option<Memory<Units>>),
 }
 
 /// What a fresh buffer holds.
@@ -126,10 +128,7 @@ impl<T: Element> Buffer<T> {
                 Bytes::Cuda(Some(context.allocate(size)?))
             }
             #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => {
-                let byte = u128::from(fresh.byte().unwrap_or(0));
-                Bytes::Host(vec![byte * (u128::MAX / 0xff); size.div_ceil(16)])
-            }
+            Backend::Fibers(fibers) => Bytes::Host(Some(fibers.allocate(size)?)),
         };
         let mut buffer =
             Self { device: device.clone(), bytes, len, arrival: Arrival::HERE, element: PhantomData };
@@ -198,23 +197,26 @@ impl<T: Element> Buffer<T> {
     pub(crate) fn write_part(&mut self, first: usize, values: &[T]) -> Result<()> {
         self.check_part(first, values.len())?;
         let (from, bytes) = (first * size_of::<T>(), bytes_of(values));
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.device.now().check_upload()?;
         match (&*self.device.backend, &mut self.bytes) {
             #[cfg(feature = "cuda")]
-            (Backend::Cuda(context), Bytes::Cuda(Some(memory))) if !bytes.is_empty() => {
-                context.check_upload()?;
-                let mut part = memory.slice.slice_mut(from..from + bytes.len());
+            (Backend::Cuda(context), Bytes::Cuda(Some(memory))) => {
+                let mut part = memory.block.slice_mut(from..from + bytes.len());
                 context.stream.memcpy_htod(bytes, &mut part).map_err(failed("copy to the device"))
             }
             #[cfg(feature = "fibers")]
-            (_, Bytes::Host(units)) => {
+            (_, Bytes::Host(Some(memory))) => {
                 // SAFETY: the units hold at least as many bytes as `fresh` was asked for, and the part lies within.
                 unsafe {
-                    let to = units.as_mut_ptr().cast::<u8>().add(from);
+                    let to = memory.block.as_mut_ptr().cast::<u8>().add(from);
                     std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
                 }
                 Ok(())
             }
-            #[cfg(feature = "cuda")]
+            // Of a buffer that is dropped, and of a table, which nobody writes.
             _ => Ok(()),
         }
     }
@@ -267,10 +269,9 @@ impl<T: Element> Buffer<T> {
                     .map_err(failed("fill memory"))
             }
             #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => {
+            Backend::Fibers(fibers) => {
                 // SAFETY: the part lies in the buffer, which is host memory.
-                unsafe { std::ptr::write_bytes(self.address_of(first) as *mut u8, byte, size) };
-                Ok(())
+                unsafe { fibers.give(Work::Fill { at: self.address_of(first), byte, size }) }
             }
         }
     }
@@ -311,10 +312,9 @@ impl<T: Element> Buffer<T> {
                 .map_err(failed("copy on the device"))
             }
             #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => {
+            Backend::Fibers(fibers) => {
                 // SAFETY: as above; here they are host memory.
-                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
-                Ok(())
+                unsafe { fibers.give(Work::Copy { to, from, size }) }
             }
         }
     }
@@ -351,7 +351,7 @@ impl<T: Element> Buffer<T> {
             #[cfg(feature = "cuda")]
             (Backend::Cuda(context), Bytes::Cuda(Some(memory))) => {
                 use cudarc::driver::DevicePtr;
-                memory.slice.device_ptr(&context.stream).0
+                memory.block.device_ptr(&context.stream).0
             }
             #[cfg(feature = "cuda")]
             (Backend::Cuda(context), Bytes::Table(slice)) => {
@@ -359,26 +359,33 @@ impl<T: Element> Buffer<T> {
                 slice.device_ptr(&context.stream).0
             }
             #[cfg(feature = "fibers")]
-            (_, Bytes::Host(units)) => units.as_ptr() as u64,
-            #[cfg(feature = "cuda")]
-            (Backend::Cuda(_), Bytes::Cuda(None)) => 0,
-            #[cfg(all(feature = "cuda", feature = "fibers"))]
-            (Backend::Fibers(_), Bytes::Cuda(_) | Bytes::Table(_)) => 0,
+            (_, Bytes::Host(Some(memory))) => memory.block.as_ptr() as u64,
+            // Of a buffer that is dropped.
+            _ => 0,
         }
     }
 }
 
-#[cfg(feature = "cuda")]
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
-        if let (Backend::Cuda(context), Bytes::Cuda(slice)) = (&*self.device.backend, &mut self.bytes)
-            && let Some(slice) = slice.take()
-        {
-            match context.wait_for_copy(self.arrival) {
-                Ok(()) => context.give_back(slice),
-                // Memory that a copy may still write is given to nobody.
-                Err(_) => std::mem::forget(slice),
+        match (&*self.device.backend, &mut self.bytes) {
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(context), Bytes::Cuda(memory)) => {
+                let Some(memory) = memory.take() else { return };
+                match context.wait_for_copy(self.arrival) {
+                    Ok(()) => context.give_back(memory),
+                    // Memory that a copy may still write is given to nobody.
+                    Err(_) => std::mem::forget(memory),
+                }
             }
+            #[cfg(feature = "fibers")]
+            (Backend::Fibers(fibers), Bytes::Host(memory)) => {
+                if let Some(memory) = memory.take() {
+                    fibers.give_back(memory);
+                }
+            }
+            #[cfg(feature = "cuda")]
+            _ => {}
         }
     }
 }

@@ -2,16 +2,12 @@ use half::bf16;
 use hypic_domain::model::FullShape;
 
 use crate::attention::merge;
-use crate::contexts::{Contexts, TILE_ROWS};
+use crate::contexts::{Contexts, LATENT, LATENT_ROPE, TILE_ROWS};
 use crate::launch::Launch;
 use crate::{Buffer, Device, Error, Result};
 
-/// Width of the latent, which is a token's value and the first part of its key.
-pub(crate) const LATENT: usize = 512;
-/// Width of the part of a key behind the latent.
-const ROPE: usize = 64;
 /// Width of a key.
-const KEY: usize = LATENT + ROPE;
+const KEY: usize = LATENT + LATENT_ROPE;
 const THREADS: usize = 256;
 /// Query rows of a block.
 const ROWS: usize = 64;
@@ -34,16 +30,6 @@ pub struct Mla<'a> {
     pub scale: f32,
     /// Weighted latents, `[rows, heads, 512]`.
     pub out: &'a mut Buffer<bf16>,
-}
-
-/// Whether the kernel has a shape whose values are 0.
-pub(crate) fn check(shape: FullShape) -> Result<()> {
-    let FullShape { heads, kv_heads, key, rotary, .. } = shape;
-    Error::unless(key == KEY, "the head widths", format!("{KEY} for keys without values"), key)?;
-    Error::unless(kv_heads == 1, "heads of keys without values", 1, kv_heads)?;
-    Error::unless((1..=TILE_ROWS).contains(&heads), "the heads", format!("1 to {TILE_ROWS}"), heads)?;
-    let rotated = rotary == 0 || rotary == ROPE;
-    Error::unless(rotated, "the rotated width", format!("0 or {ROPE}, behind the latent"), rotary)
 }
 
 /// Runs the attention.

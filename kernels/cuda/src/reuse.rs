@@ -2,16 +2,14 @@
 //! driver takes longer to hand them out than the kernels to use them.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::CudaSlice;
 
+use crate::Result;
+use crate::arena::{Memory, SMALL, rounded_small};
 use crate::sys::{Context, failed};
-use crate::{Error, Result};
 
-/// Larger memory goes back to the pool of the driver.
-const SMALL: usize = 1 << 20;
 /// Bytes that are kept in all.
 const MOST_SPARE: usize = 64 << 20;
 /// Larger tables take as long to look up as to upload.
@@ -19,7 +17,7 @@ const SMALL_TABLE: usize = 8 << 10;
 /// Bytes of tables that are kept in all.
 const MOST_TABLES: usize = 16 << 20;
 
-/// Small memory that was given back, by its size. All uses are on one stream, so the next user comes after the last.
+/// Memory of up to [`SMALL`] bytes that was given back, by its size; larger goes back to the pool of the driver. All uses are on one stream, so the next user comes after the last.
 #[derive(Default)]
 pub(crate) struct Spare {
     by_size: HashMap<usize, Vec<CudaSlice<u8>>>,
@@ -27,9 +25,9 @@ pub(crate) struct Spare {
 }
 
 impl Spare {
-    /// Bytes to ask for where `size` are needed: small sizes are rounded up, so that there are few of them.
+    /// Bytes to ask for where `size` are needed.
     pub(crate) fn rounded(size: usize) -> usize {
-        if size <= SMALL { size.next_power_of_two().max(512) } else { size }
+        if size <= SMALL { rounded_small(size) } else { size }
     }
 
     /// Memory of a rounded size.
@@ -48,29 +46,6 @@ impl Spare {
         self.bytes += size;
         self.by_size.entry(size).or_default().push(slice);
         None
-    }
-}
-
-/// Memory of the steps that are recorded: what they use lies at the same place when they are done again. It stays there.
-#[derive(Default)]
-pub(crate) struct Arena {
-    by_size: HashMap<usize, Vec<CudaSlice<u8>>>,
-}
-
-impl Arena {
-    /// Bytes to ask for where `size` are needed.
-    pub(crate) fn rounded(size: usize) -> usize {
-        if size <= SMALL { Spare::rounded(size) } else { size.next_multiple_of(SMALL) }
-    }
-
-    /// Memory of a rounded size.
-    pub(crate) fn take(&mut self, size: usize) -> Option<CudaSlice<u8>> {
-        self.by_size.get_mut(&size)?.pop()
-    }
-
-    /// Takes memory back.
-    pub(crate) fn put(&mut self, slice: CudaSlice<u8>) {
-        self.by_size.entry(slice.len()).or_default().push(slice);
     }
 }
 
@@ -100,62 +75,34 @@ impl Tables {
     }
 }
 
-/// Memory, and where it goes back to.
-pub(crate) struct Memory {
-    pub(crate) slice: CudaSlice<u8>,
-    is_of_arena: bool,
-}
-
-impl Memory {
-    /// Of somebody else's making, to be given back to all.
-    pub(crate) fn adopted(slice: CudaSlice<u8>) -> Self {
-        Self { slice, is_of_arena: false }
-    }
-}
-
 impl Context {
     /// At least `size` bytes of whatever is there.
-    pub(crate) fn allocate(&self, size: usize) -> Result<Memory> {
-        // A panic while one of these was held leaves it whole, here and below.
-        let is_recording = self.is_recording.load(Ordering::Relaxed);
-        if self.is_step.load(Ordering::Relaxed) {
-            let size = Arena::rounded(size);
-            let kept = self.arena.lock().unwrap_or_else(PoisonError::into_inner).take(size);
-            return match kept {
-                Some(slice) => Ok(Memory { slice, is_of_arena: true }),
-                None if is_recording => Err(Error::Record { what: "memory that its first run did not need" }),
-                None => Ok(Memory { slice: self.fresh(size)?, is_of_arena: true }),
-            };
+    pub(crate) fn allocate(&self, size: usize) -> Result<Memory<CudaSlice<u8>>> {
+        if self.now.is_step() {
+            return self.arena.take(&self.now, size, |size| self.fresh(size));
         }
         let size = Spare::rounded(size);
-        let spare = match is_recording {
+        // A panic while one of these was held leaves it whole, here and below.
+        let spare = match self.now.is_recording() {
             true => None,
             false => self.spare.lock().unwrap_or_else(PoisonError::into_inner).take(size),
         };
-        let slice = spare.map_or_else(|| self.fresh(size), Ok)?;
-        Ok(Memory { slice, is_of_arena: false })
+        spare.map_or_else(|| self.fresh(size), Ok).map(Memory::shared)
     }
 
     /// Takes memory back, for whoever asks next on this stream.
-    pub(crate) fn give_back(&self, Memory { slice, is_of_arena }: Memory) {
-        if is_of_arena {
-            self.arena.lock().unwrap_or_else(PoisonError::into_inner).put(slice);
-        } else if !self.is_recording.load(Ordering::Relaxed) {
+    pub(crate) fn give_back(&self, memory: Memory<CudaSlice<u8>>) {
+        let Some(slice) = self.arena.put(memory) else { return };
+        if !self.now.is_recording() {
             let rest = self.spare.lock().unwrap_or_else(PoisonError::into_inner).put(slice);
             drop(rest);
         }
     }
 
-    /// An error while a step is recorded: what is copied from the host then would be copied again from where it lay.
-    pub(crate) fn check_upload(&self) -> Result<()> {
-        let is_recorded = self.is_step.load(Ordering::Relaxed) && self.is_recording.load(Ordering::Relaxed);
-        if is_recorded { Err(Error::Record { what: "a copy from the host" }) } else { Ok(()) }
-    }
-
     /// `bytes` on the device, not to be written: the same bytes are uploaded once.
     pub(crate) fn table(&self, bytes: &[u8]) -> Result<Arc<CudaSlice<u8>>> {
-        self.check_upload()?;
-        let is_kept = !bytes.is_empty() && !self.is_recording.load(Ordering::Relaxed);
+        self.now.check_upload()?;
+        let is_kept = !bytes.is_empty() && !self.now.is_recording();
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(table) = is_kept.then(|| tables.find(bytes)).flatten() {
             return Ok(table);

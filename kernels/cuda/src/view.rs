@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 pub use hypic_domain::family::Family;
+use hypic_domain::model::LinearShape;
 use hypic_domain::tuple::Dtype;
 
 use crate::layout::{ALIGNMENT, NONE};
@@ -22,6 +23,12 @@ pub struct Shape {
     pub key_heads: usize,
     /// Width of keys and of values: 64 or 128.
     pub width: usize,
+}
+
+impl From<&LinearShape> for Shape {
+    fn from(shape: &LinearShape) -> Self {
+        Self { heads: shape.heads, key_heads: shape.key_heads, width: shape.key }
+    }
 }
 
 impl Shape {

@@ -5,13 +5,14 @@ use std::sync::PoisonError;
 use hypic_domain::model::FullShape;
 use hypic_kernels::check::{self, Room, equal};
 use hypic_kernels::op::{FullInput, OpError};
-use hypic_kernels::plan::{Plan, Run};
+use hypic_kernels::plan::Plan;
 
+use super::listed::{Listed, listed};
 use super::memory::{Pages, Tensor};
 use super::step_tables::locked;
-use super::tuple::{LayerParts, settle_full};
+use super::tuple::settle_full;
 use super::{CudaDevice, failed};
-use crate::contexts::{Context, Contexts, Token};
+use crate::contexts::{Context, Contexts};
 use crate::memory::Float;
 use crate::{Attention, attention, store_kv};
 
@@ -76,22 +77,6 @@ fn attend<E: Float>(
     })
 }
 
-/// What the rows of each run attend to.
-pub(super) fn listed<E: Float>(
-    plan: &Plan<CudaDevice<E>>,
-    layer: usize,
-    page_tokens: usize,
-) -> Result<Vec<Listed>, OpError> {
-    plan.runs.iter().map(|run| Listed::new(run, layer, page_tokens)).collect()
-}
-
-/// What a run's rows attend to, and where they stand.
-#[derive(PartialEq)]
-pub(super) struct Listed {
-    tokens: Vec<Token>,
-    rows: Vec<u32>,
-}
-
 /// The contexts of a step on the device, and what they were made of.
 pub(super) struct Tables {
     listed: Vec<Listed>,
@@ -114,36 +99,5 @@ impl Tables {
 
     fn are_of(&self, shape: &FullShape, page_tokens: usize, listed: &[Listed]) -> bool {
         self.shape == *shape && self.page_tokens == page_tokens && self.listed == listed
-    }
-}
-
-impl Listed {
-    pub(super) fn context(&self) -> Context<'_> {
-        Context { tokens: &self.tokens, rows: &self.rows }
-    }
-
-    /// All tokens that a run's rows may see, by ascending position.
-    fn new<E: Float>(run: &Run<CudaDevice<E>>, layer: usize, page_tokens: usize) -> Result<Self, OpError> {
-        let slot = |page: usize, token: usize| (page * page_tokens + token % page_tokens) as u32;
-        let context = &run.context;
-        let mut tokens = Vec::new();
-        for (number, placed) in context.bodies.iter().enumerate() {
-            let (LayerParts::Full(parts), len) = check::body_of(OP, run, number, layer)? else {
-                return Err(OpError::shape(OP, "parts of a full layer", layer));
-            };
-            equal(OP, "tokens of the body", len, parts.tokens)?;
-            tokens.extend((0..len).map(|token| Token {
-                slot: slot(parts.pages.pages[token / page_tokens] as usize, token),
-                position: placed.start + token as u32,
-            }));
-        }
-        tokens.extend(context.live.iter().enumerate().map(|(token, &position)| Token {
-            slot: slot(context.pages[token / page_tokens], token),
-            position,
-        }));
-        if !context.bodies.is_empty() {
-            tokens.sort_by_key(|token| token.position);
-        }
-        Ok(Self { tokens, rows: context.live[context.live.len() - run.rows.len()..].to_vec() })
     }
 }

@@ -12,11 +12,12 @@ use hypic_kernels::check::{self, equal};
 use hypic_kernels::op::{Gates, LinearInput, OpError};
 use hypic_kernels::plan::{Plan, Record, Rule, Run, RunOp};
 
-use super::memory::{SlotLayer, States, Tensor};
-use super::prefill;
+use super::memory::{SlotLayer, States, Tensor, gdn_only};
+use super::prefill::{SHORT, advance_all};
 use super::record::LayerRecord;
-use super::step::{is_step, linear_step};
-use super::tuple::{LayerParts, LinearParts, await_linear, gdn_only};
+use super::step::linear_step;
+use super::step_tables::is_step;
+use super::tuple::{LayerParts, LinearParts, await_linear};
 use super::{CudaDevice, failed};
 use crate::conv_warm::Tails;
 use crate::memory::Float;
@@ -26,9 +27,7 @@ use crate::programs::{
 };
 use crate::{Buffer, ConvWarm, Places, RawRow, Rows, Shape, Span, TAPS, conv_warm, gates};
 
-pub(super) const OP: &str = "linear_mixer";
-/// Runs of more rows than this, without bodies, are prefilled by themselves.
-pub(super) const SHORT: usize = 32;
+const OP: &str = "linear_mixer";
 
 type Left<'a, E> = [RawRow<'a, E>; TAPS - 1];
 
@@ -60,7 +59,7 @@ pub(super) fn linear_mixer<E: Float>(
     let (gate, write) = gated().map_err(failed(OP))?;
     let rows = Rows {
         family: Family::Gdn,
-        shape: shape_of(input.shape),
+        shape: Shape::from(input.shape),
         q: &rows.q,
         k: &rows.k,
         v: &rows.v,
@@ -73,7 +72,7 @@ pub(super) fn linear_mixer<E: Float>(
     device.written(OP, (plan.ids.len(), heads * input.shape.value), |device, out| {
         let prefills: Vec<_> = plan.runs.iter().filter(|run| is_prefill(run)).collect();
         let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
-        prefill::advance_all(device, rows, (&prefills, input.layer), pool, out)?;
+        advance_all(device, rows, (&prefills, input.layer), pool, out)?;
         for (run, (_, steps)) in plan.runs.iter().zip(&requests) {
             if has_bodies(run) {
                 let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
@@ -130,10 +129,6 @@ fn check<E: Float>(
     Ok(())
 }
 
-pub(super) fn shape_of(shape: &LinearShape) -> Shape {
-    Shape { heads: shape.heads, key_heads: shape.key_heads, width: shape.key }
-}
-
 fn parts_of<E: Float>(
     run: &Run<CudaDevice<E>>,
     body: usize,
@@ -184,7 +179,7 @@ impl<E: Float> Prepared<E> {
             let mut k = device.output(rows * shape.key_heads * shape.key)?;
             let mut v = device.output(rows * shape.heads * shape.value)?;
             let x = &input.raw.values;
-            let shape = shape_of(shape);
+            let shape = Shape::from(shape);
             let conv = ConvWarm { shape, x, taps, spans: &spans, q: &mut q, k: &mut k, v: &mut v };
             conv_warm(&device.device, conv)?;
             Ok(Self { q, k, v })

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
+use hypic_domain::family::Family;
 use hypic_domain::model::{LayerSpec, LinearShape, ModelSpec};
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{HostTensor, OpError};
 
 use super::failed;
-use super::replay::Recordings;
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Result};
 
@@ -113,6 +113,16 @@ impl<E: Float> Weight<E> {
             _ => Err(OpError::shape(op, format!("exact rows of {width}"), format!("{:?}", self.shape))),
         }
     }
+}
+
+/// This device computes the gated delta rule, on heads that its kernels have.
+pub(super) fn gdn_only(op: &'static str, shape: &LinearShape) -> std::result::Result<(), OpError> {
+    let fits = matches!(shape.key, 64 | 128) && shape.value == shape.key && shape.conv_kernel == crate::TAPS;
+    if shape.family == Family::Gdn && fits {
+        return Ok(());
+    }
+    let what = format!("{shape:?} (gated delta rule, heads of 64 or 128, {} taps)", crate::TAPS);
+    Err(OpError::Unsupported { op, what })
 }
 
 /// Where a linear layer lies in a slot.
@@ -254,8 +264,6 @@ pub struct Pages<E: Float> {
     pub(super) pages: usize,
     bodies: usize,
     layers: Vec<Option<LayerPages<E>>>,
-    /// Steps over these pages that can be run again.
-    pub(super) recordings: Recordings<E>,
 }
 
 /// Pages of one layer of a body; dropping it gives them back.
@@ -280,6 +288,14 @@ pub(super) fn kv_bytes<E: Float>(spec: &ModelSpec) -> u64 {
     (values.sum::<usize>() * size_of::<E>()) as u64
 }
 
+impl<E: Float> Drop for Pages<E> {
+    fn drop(&mut self) {
+        if let Some(layer) = self.layers.iter().flatten().next() {
+            layer.key.device().note_gone();
+        }
+    }
+}
+
 impl<E: Float> Pages<E> {
     pub(super) fn new(
         device: &Device,
@@ -297,7 +313,7 @@ impl<E: Float> Pages<E> {
             })),
         };
         let layers = spec.layers.iter().map(layer).collect::<Result<_>>()?;
-        Ok(Self { page_tokens, pages, bodies, layers, recordings: Recordings::default() })
+        Ok(Self { page_tokens, pages, bodies, layers })
     }
 
     pub(super) fn copy_page(&mut self, from: usize, to: usize) -> Result<()> {
@@ -314,6 +330,11 @@ impl<E: Float> Pages<E> {
             }
         }
         Ok(())
+    }
+
+    /// Where they lie, if there are any.
+    pub(super) fn address(&self) -> Option<u64> {
+        self.layers.iter().flatten().next().map(|layer| layer.key.address())
     }
 
     /// The full layers.

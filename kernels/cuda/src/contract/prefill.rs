@@ -10,7 +10,6 @@ use std::sync::{Arc, PoisonError};
 use hypic_kernels::plan::{Record, Run};
 
 use super::CudaDevice;
-use super::linear::SHORT;
 use super::record::{LayerRecord, live_heads};
 use crate::choice::gdn_pieces;
 use crate::gdn_chunks::{gdn_chunks_in_pool, gdn_chunks_one};
@@ -21,6 +20,9 @@ use crate::programs::Pool;
 use crate::recurrence::{Form, advance_one};
 use crate::view::{CHUNK, Placed};
 use crate::{Buffer, Device, Recurrence, Result, Rows, Sequences, StoredAs, Summaries, has_gdn_chunks};
+
+/// Runs of more rows than this, without bodies, are prefilled by themselves.
+pub(super) const SHORT: usize = 32;
 
 /// Advances `runs` over states in `pool`, and their recordings of `layer`.
 pub(super) fn advance_all<E: Float>(

@@ -6,7 +6,7 @@ use hypic_domain::model::{LayerSpec, LinearShape, ModelSpec};
 use hypic_kernels::op::OpError;
 
 use super::failed;
-use super::tuple::gdn_only;
+use super::memory::gdn_only;
 use crate::memory::Fresh;
 use crate::pack::{Tiles, pack_tiles, set_identity};
 use crate::{Buffer, Device, Error, Result, StoredAs};

@@ -2,7 +2,7 @@
 //! what does lies in tables at fixed places.
 //!
 //! The first step of so many sequences runs as any other, with memory from an arena; the second is recorded, and from then
-//! on the recording runs. Its memory lies in the arena, its weights and pools are named by address: when one of those is
+//! on the recording runs, but where other sequences or bodies have come: what those need for the first time is not in it. Its memory lies in the arena, its weights and pools are named by address: when one of those is
 //! gone, or the tables outgrow their room, the recording goes too.
 
 use std::collections::HashMap;
@@ -13,8 +13,7 @@ use hypic_kernels::op::{OpError, StepLayers};
 use hypic_kernels::plan::Plan;
 
 use super::memory::{Pages, States, Tensor};
-use super::step::is_step;
-use super::step_tables::{SharedTables, StepTables, locked};
+use super::step_tables::{SharedTables, StepTables, Taken, is_step, locked};
 use super::tuple::LayerParts;
 use super::{CudaDevice, failed};
 use crate::memory::{Float, Fresh};
@@ -24,12 +23,27 @@ const OP: &str = "step";
 /// Numbers of sequences for which a recording is kept. Beyond it all are dropped.
 const MOST: usize = 256;
 
-/// Recordings over one pool of pages, by their number of sequences.
-pub(super) struct Recordings<E: Float>(HashMap<usize, Recording<E>>);
+/// Recordings of a device, by their number of sequences.
+pub(super) struct Recordings<E: Float>(Mutex<HashMap<usize, Recording<E>>>);
 
 impl<E: Float> Default for Recordings<E> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self(Mutex::default())
+    }
+}
+
+impl<E: Float> Recordings<E> {
+    fn take(&self, rows: usize) -> Option<Recording<E>> {
+        // A panic while it was held leaves it whole, here and below.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&rows)
+    }
+
+    fn put(&self, rows: usize, recording: Recording<E>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST {
+            all.clear();
+        }
+        all.insert(rows, recording);
     }
 }
 
@@ -52,6 +66,7 @@ enum State<E: Float> {
 #[derive(Clone, Copy, PartialEq)]
 struct Named {
     states: [u64; 2],
+    pages: Option<u64>,
     /// Weights and pools that were gone.
     gone: u64,
 }
@@ -71,44 +86,37 @@ pub(super) fn step<E: Float>(
     layers: StepLayers<'_, CudaDevice<E>>,
 ) -> Result<Tensor<E>, OpError> {
     let (gpu, rows) = (&device.device, plan.ids.len());
-    if !gpu.can_record() || rows == 0 || !is_step(plan) || !bodies_lie_alike(plan, pages)? {
+    if rows == 0 || !is_step(plan) {
         return layers(states, pages);
     }
     check::programs(0, plan, states.slots)?;
-    let of = Named { states: [states.state.address_of(0), states.tails.address_of(0)], gone: gpu.gone() };
-    let mut kept = pages.recordings.0.remove(&rows).filter(|kept| kept.of == of);
-    if let Some(recording) = &kept
-        && !locked(&recording.tables).take(gpu, plan)?
-    {
-        kept = None;
-    }
-    let mut running = Running { device, states, pages, layers };
-    let (tables, ran) = match kept {
-        None => {
-            let tables = StepTables::new(gpu, plan).map_err(failed(OP))?;
-            let tables = Arc::new(Mutex::new(tables));
-            let x = running.as_any_other(&tables);
-            (tables, x.map(|x| (State::Ran, x)))
-        }
-        Some(Recording { tables, state: State::Ran, .. }) => {
-            let ran = running.recorded(&tables);
-            (tables, ran)
-        }
-        Some(Recording { tables, state: State::Recorded(mut graph, x), .. }) => {
-            let copy = graph.run().and_then(|()| running.copy_of(&x)).map_err(failed(OP));
-            (tables, copy.map(|copy| (State::Recorded(graph, x), copy)))
-        }
-        Some(Recording { tables, state: State::Unfit, .. }) => {
-            let x = running.as_any_other(&tables);
-            (tables, x.map(|x| (State::Unfit, x)))
-        }
+    let of = Named {
+        states: [states.state.address_of(0), states.tails.address_of(0)],
+        pages: pages.address(),
+        gone: gpu.gone(),
     };
-    let (state, x) = ran?;
-    let recordings = &mut running.pages.recordings.0;
-    if recordings.len() >= MOST {
-        recordings.clear();
+    let kept = device.recordings.take(rows).filter(|kept| kept.of == of);
+    let taken = kept.as_ref().map(|kept| locked(&kept.tables).take(gpu, plan)).transpose()?;
+    // Where a step goes on, its bodies are those of the step before, which were looked at.
+    if taken != Some(Taken::GoesOn) && !bodies_lie_alike(plan, pages)? {
+        return layers(states, pages);
     }
-    recordings.insert(rows, Recording { tables, state, of });
+    let (tables, state) = match kept {
+        Some(kept) if taken != Some(Taken::Outgrown) => (kept.tables, kept.state),
+        _ => (Arc::new(Mutex::new(StepTables::new(gpu, plan).map_err(failed(OP))?)), State::Ran),
+    };
+    let mut running = Running { device, states, pages, layers };
+    let (state, x) = match state {
+        // Bodies that have just come settle in their pages first, which no recording does.
+        state if taken != Some(Taken::GoesOn) => (state, running.as_any_other(&tables)?),
+        State::Ran => running.recorded(&tables)?,
+        State::Recorded(mut graph, x) => {
+            let copy = graph.run().and_then(|()| running.copy_of(&x)).map_err(failed(OP))?;
+            (State::Recorded(graph, x), copy)
+        }
+        State::Unfit => (State::Unfit, running.as_any_other(&tables)?),
+    };
+    device.recordings.put(rows, Recording { tables, state, of });
     Ok(x)
 }
 

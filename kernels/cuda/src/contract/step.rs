@@ -2,30 +2,20 @@
 
 use hypic_domain::family::Family;
 use hypic_kernels::op::{Gates, LinearInput, OpError};
-use hypic_kernels::plan::{Plan, Run, RunOp};
+use hypic_kernels::plan::Plan;
 
 use super::CudaDevice;
-use super::linear::{OP, shape_of};
 use super::memory::{SlotLayer, States, Tensor};
-use super::step_tables::locked;
+use super::step_tables::{locked, slots_of};
 use crate::conv_warm::TAPS;
 use crate::memory::{Float, Table};
 use crate::programs::Pool;
 use crate::step::{ConvStep, conv_step, gdn_step};
-use crate::{Buffer, Rows};
+use crate::{Buffer, Rows, Shape};
 
-/// Whether every sequence of a step has one row and nothing else.
-pub(super) fn is_step<E: Float>(plan: &Plan<CudaDevice<E>>) -> bool {
-    let is_row = |run: &Run<_>| run.record.is_none() && matches!(&run.ops[..], [RunOp::Rows(_)]);
-    plan.runs.iter().all(|run| run.rows.len() == 1 && is_row(run))
-}
+const OP: &str = "linear_mixer";
 
-/// The slot of each sequence of a step.
-pub(super) fn slots_of<E: Float>(plan: &Plan<CudaDevice<E>>) -> Vec<u32> {
-    plan.runs.iter().map(|run| run.slot as u32).collect()
-}
-
-/// The linear mixer of such a step: its inputs were checked.
+/// The linear mixer of a step of one row for each sequence: its inputs were checked.
 pub(super) fn linear_step<E: Float>(
     device: &CudaDevice<E>,
     input: &LinearInput<'_, CudaDevice<E>>,
@@ -33,7 +23,7 @@ pub(super) fn linear_step<E: Float>(
     states: &mut States<E>,
     place: SlotLayer,
 ) -> Result<Tensor<E>, OpError> {
-    let (shape, rows) = (shape_of(input.shape), plan.ids.len());
+    let (shape, rows) = (Shape::from(input.shape), plan.ids.len());
     let Some(taps) = input.conv else {
         let what = "a layer without a convolution".to_owned();
         return Err(OpError::Unsupported { op: OP, what });

@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use hypic_domain::model::FullShape;
 use hypic_kernels::check::{self, Room};
 use hypic_kernels::op::OpError;
-use hypic_kernels::plan::{BodyLayers, PlacedBody, Plan, Run};
+use hypic_kernels::plan::{BodyLayers, PlacedBody, Plan, Run, RunOp};
 
-use super::full::{Listed, listed};
-use super::step::slots_of;
+use super::listed::{Listed, listed};
 use super::{CudaDevice, failed};
 use crate::contexts::{Context, Contexts, Lists, Token};
 use crate::memory::Float;
@@ -16,6 +15,17 @@ use crate::rows::check_ids;
 use crate::{Buffer, Device};
 
 const OP: &str = "step";
+
+/// Whether every sequence of a step has one row and nothing else.
+pub(super) fn is_step<E: Float>(plan: &Plan<CudaDevice<E>>) -> bool {
+    let is_row = |run: &Run<_>| run.record.is_none() && matches!(&run.ops[..], [RunOp::Rows(_)]);
+    plan.runs.iter().all(|run| run.rows.len() == 1 && is_row(run))
+}
+
+/// The slot of each sequence of a step.
+pub(super) fn slots_of<E: Float>(plan: &Plan<CudaDevice<E>>) -> Vec<u32> {
+    plan.runs.iter().map(|run| run.slot as u32).collect()
+}
 
 /// The tables of a step, for its ops and for the next step.
 pub(super) type SharedTables<E> = Arc<Mutex<StepTables<E>>>;
@@ -28,6 +38,17 @@ pub(super) struct StepTables<E: Float> {
     embeddings: Option<usize>,
     /// Once there was a full layer.
     full: Option<Full<E>>,
+}
+
+/// What has become of tables when another step was taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// Every row sees what it saw, and its own token.
+    GoesOn,
+    /// Some row sees another context.
+    Anew,
+    /// They have no room for it.
+    Outgrown,
 }
 
 /// Numbers on the host and on the device.
@@ -150,18 +171,20 @@ impl<E: Float> Full<E> {
         Ok(Self { layer, shape, room, contexts, lists, seen })
     }
 
-    /// Takes over another step of as many sequences. False where it does not fit.
-    fn take(&mut self, gpu: &Device, plan: &Plan<CudaDevice<E>>) -> Result<bool, OpError> {
+    /// Takes over another step of as many sequences.
+    fn take(&mut self, gpu: &Device, plan: &Plan<CudaDevice<E>>) -> Result<Taken, OpError> {
         check::contexts(self.layer, plan, self.room)?;
         let of = (self.shape, self.room.page_tokens);
         if plan.runs.iter().zip(&mut self.seen).all(|(run, seen)| seen.take(run, of.1)) {
             let rows = self.seen.iter().map(|seen| (seen.token(of.1), seen.tokens()));
             let grown = self.lists.grow(gpu, of, rows);
-            return grown.and_then(|()| self.contexts.take_grown(&self.lists)).map_err(failed(OP));
+            let fits = grown.and_then(|()| self.contexts.take_grown(&self.lists)).map_err(failed(OP))?;
+            return Ok(if fits { Taken::GoesOn } else { Taken::Outgrown });
         }
         self.lists = lists_of(gpu, plan, self.layer, of)?;
         self.seen = plan.runs.iter().map(Seen::new).collect();
-        self.contexts.take(&self.lists).map_err(failed(OP))
+        let fits = self.contexts.take(&self.lists).map_err(failed(OP))?;
+        Ok(if fits { Taken::Anew } else { Taken::Outgrown })
     }
 }
 
@@ -171,14 +194,14 @@ impl<E: Float> StepTables<E> {
         Ok(Self { ids, slots, embeddings: None, full: None })
     }
 
-    /// Takes over another step of as many sequences. False where it does not fit.
-    pub(super) fn take(&mut self, gpu: &Device, plan: &Plan<CudaDevice<E>>) -> Result<bool, OpError> {
+    /// Takes over another step of as many sequences.
+    pub(super) fn take(&mut self, gpu: &Device, plan: &Plan<CudaDevice<E>>) -> Result<Taken, OpError> {
         if let Some(rows) = self.embeddings {
             check_ids(&plan.ids, rows).map_err(failed("embed"))?;
         }
         let numbers = self.ids.take(plan.ids.clone()).and_then(|()| self.slots.take(slots_of(plan)));
         numbers.map_err(failed(OP))?;
-        self.full.as_mut().map_or(Ok(true), |full| full.take(gpu, plan))
+        self.full.as_mut().map_or(Ok(Taken::GoesOn), |full| full.take(gpu, plan))
     }
 
     /// These ids on the device, if they are the step's; `rows` are those of the table of embeddings.

@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hypic_domain::family::Family;
 use hypic_domain::model::{FullShape, LinearShape, ModelSpec};
 use hypic_domain::tuple::{Dtype, TupleFormat};
 use hypic_kernels::op::{Checked, HostLayer, OpError, StoredPart};
 use hypic_kernels::plan::Plan;
 
-use super::memory::{BodyPages, LayerPages, Pages};
+use super::memory::{BodyPages, LayerPages, Pages, gdn_only};
 use super::{CudaDevice, failed};
 use crate::attention::{KvOrder, KvRows};
 use crate::conv_warm::RawRow;
@@ -134,16 +133,6 @@ impl FullParts {
         let moved = KvRows { kv_heads, width, page_tokens, places: &places, order: KvOrder::Heads };
         moved.store_both(device, &rows, [&mut layer.key, &mut layer.value])
     }
-}
-
-/// This device computes the gated delta rule, on heads that its kernels have.
-pub(super) fn gdn_only(op: &'static str, shape: &LinearShape) -> Result<(), OpError> {
-    let fits = matches!(shape.key, 64 | 128) && shape.value == shape.key && shape.conv_kernel == crate::TAPS;
-    if shape.family == Family::Gdn && fits {
-        return Ok(());
-    }
-    let what = format!("{shape:?} (gated delta rule, heads of 64 or 128, {} taps)", crate::TAPS);
-    Err(OpError::Unsupported { op, what })
 }
 
 /// The format in which this device stores: its own tiles, unless numbers of 8 bits are wanted for `T` or `S`, and keys,

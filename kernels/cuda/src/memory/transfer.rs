@@ -12,9 +12,11 @@ use cudarc::driver::{CudaSlice, DevicePtr, result, sys};
 use super::Fresh;
 use super::pinned::{GRAIN, Pinned};
 use super::{Buffer, Bytes, Element};
+#[cfg(feature = "cuda")]
+use crate::arena::Memory;
 use crate::device::{Arrival, Backend};
 #[cfg(feature = "cuda")]
-use crate::reuse::{Memory, Spare};
+use crate::reuse::Spare;
 #[cfg(feature = "cuda")]
 use crate::sys::{Context, failed};
 use crate::{Device, Error, Result};
@@ -36,7 +38,7 @@ pub(crate) fn upload(device: &Device, size: usize, parts: Parts) -> Result<(Buff
         #[cfg(feature = "cuda")]
         Backend::Cuda(context) => {
             let (slice, arrival) = send(context, size, parts)?;
-            let bytes = Bytes::Cuda(Some(Memory::adopted(slice)));
+            let bytes = Bytes::Cuda(Some(Memory::shared(slice)));
             Ok((Buffer { device: device.clone(), bytes, len: size, arrival, element: PhantomData }, arrival))
         }
         #[cfg(feature = "fibers")]
@@ -132,7 +134,7 @@ impl<T: Element> Buffer<T> {
             #[cfg(feature = "cuda")]
             Bytes::Cuda(_) | Bytes::Table(_) => Bytes::Cuda(None),
             #[cfg(feature = "fibers")]
-            Bytes::Host(_) => Bytes::Host(Vec::new()),
+            Bytes::Host(_) => Bytes::Host(None),
         };
         let bytes = std::mem::replace(&mut self.bytes, none);
         Buffer { device: self.device.clone(), bytes, len, arrival: self.arrival, element: PhantomData }
@@ -210,6 +212,7 @@ impl Device {
     /// # Safety
     /// `from` is the address of as many bytes of a buffer of this device.
     pub(super) unsafe fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.now().check_landing()?;
         match &*self.backend {
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
@@ -228,6 +231,7 @@ impl Device {
     /// # Safety
     /// As [`Device::read`]; and nobody reads, writes or gives back `to` before that.
     unsafe fn read_pinned(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.now().check_landing()?;
         match &*self.backend {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {

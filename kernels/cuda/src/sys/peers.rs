@@ -10,17 +10,6 @@ use super::{Context, failed};
 use crate::{Error, Result};
 
 impl Context {
-    /// Marks what was given to the stream so far. A later mark covers an earlier one, so one event is enough whoever
-    /// else marks.
-    pub(crate) fn mark(&self) -> Result<()> {
-        self.mark.record(&self.stream).map_err(failed("record an event"))
-    }
-
-    /// What comes next on the stream waits for the mark of `other`.
-    pub(crate) fn wait_for(&self, other: &Self) -> Result<()> {
-        self.stream.wait(&other.mark).map_err(failed("wait for an event"))
-    }
-
     /// Lets kernels on the device of `reader` read this device's memory.
     pub(crate) fn open_to(&self, reader: &Self) -> Result<()> {
         let (to, from) = (self.stream.context().ordinal(), reader.stream.context().ordinal());

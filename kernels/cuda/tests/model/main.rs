@@ -149,3 +149,13 @@ fn steps_run_again_have_the_same_bits_in_fp32() {
 fn steps_run_again_have_the_same_bits_in_bf16() {
     steps::steps_run_again_have_the_same_bits(&CudaDevice::<bf16>::poisoned(device(), 0));
 }
+
+#[test]
+fn bodies_that_come_anew_are_settled_in_fp32() {
+    steps::bodies_that_come_anew_are_settled(&CudaDevice::<f32>::poisoned(device(), 1024));
+}
+
+#[test]
+fn bodies_that_come_anew_are_settled_in_bf16() {
+    steps::bodies_that_come_anew_are_settled(&CudaDevice::<bf16>::poisoned(device(), 1024));
+}

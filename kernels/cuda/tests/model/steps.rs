@@ -1,13 +1,18 @@
 //! Steps that a device records and runs again have the bits of those that it is asked for layer by layer, while sequences
-//! come and go, grow over pages, and swap slots.
+//! come and go, grow over pages, swap slots, and get their cached bodies anew.
+
+use std::sync::Arc;
 
 use hypic_domain::logits::Need;
-use hypic_kernels::op::Device;
-use hypic_kernels::plan::{Context, Plan, Run, RunOp};
+use hypic_kernels::op::{Device, HostLayer};
+use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Rule, Run, RunOp};
 use hypic_models::Loaded;
 use hypic_models::config::Naming;
 use hypic_models::model::Memory;
 use hypic_models::random::{self, RandomSpec};
+
+use crate::SEAM;
+use crate::session::{EXACT, Session};
 
 const PAGE: usize = 16;
 const PAGES_EACH: usize = 24;
@@ -33,6 +38,8 @@ struct Fleet<'a, D: Device> {
     states: D::States,
     pages: D::Pages,
     lengths: [usize; MOST],
+    /// Those that have one: it lies before all other tokens.
+    bodies: [Option<(Arc<BodyLayers<D>>, u32)>; MOST],
     is_whole: bool,
 }
 
@@ -41,7 +48,18 @@ impl<'a, D: Device> Fleet<'a, D> {
         let mut states = device.states(&loaded.spec, MOST).unwrap();
         (0..MOST).for_each(|slot| device.reset_slot(&mut states, slot).unwrap());
         let pages = device.pages(&loaded.spec, MOST * PAGES_EACH, PAGE).unwrap();
-        Self { device, loaded, states, pages, lengths: [0; MOST], is_whole }
+        let bodies = std::array::from_fn(|_| None);
+        Self { device, loaded, states, pages, lengths: [0; MOST], bodies, is_whole }
+    }
+
+    /// Places a cached body of `len` tokens before all others, or anew what is there, on other pages.
+    fn place(&mut self, number: usize, tuple: &[HostLayer], len: usize) {
+        let spec = &self.loaded.spec;
+        let layers = BodyLayers::empty(spec.layers.len());
+        for (layer, host) in tuple.iter().enumerate() {
+            layers.arrive(layer, self.device.import(layer, spec, &mut self.pages, host).unwrap());
+        }
+        self.bodies[number] = Some((Arc::new(layers), len as u32));
     }
 
     /// The next tokens of some sequences; the bits of the last row's logits of each.
@@ -50,18 +68,27 @@ impl<'a, D: Device> Fleet<'a, D> {
         for (number, next) in tokens {
             let rows = ids.len()..ids.len() + next.len();
             ids.extend_from_slice(next);
+            let body = self.bodies[*number].as_ref();
+            let first = body.map_or(0, |(_, len)| *len);
+            let is_new = self.lengths[*number] == 0;
             self.lengths[*number] += next.len();
+            let place = |(layers, len): &(Arc<_>, u32)| PlacedBody {
+                layers: Arc::clone(layers),
+                start: 0,
+                len: *len,
+            };
             let context = Context {
                 pages: (number * PAGES_EACH..(number + 1) * PAGES_EACH).collect(),
-                live: (0..self.lengths[*number] as u32).collect(),
-                bodies: Vec::new(),
+                live: (first..first + self.lengths[*number] as u32).collect(),
+                bodies: body.map(place).into_iter().collect(),
             };
+            let apply = (is_new && body.is_some()).then_some(RunOp::Apply { body: 0, rule: Rule::Compose });
             last.push((rows.end - 1, Need::All));
             runs.push(Run {
                 rows: rows.clone(),
                 slot: *number,
                 context,
-                ops: vec![RunOp::Rows(rows)],
+                ops: apply.into_iter().chain([RunOp::Rows(rows)]).collect(),
                 record: None,
             });
         }
@@ -85,6 +112,48 @@ impl<'a, D: Device> Fleet<'a, D> {
         let of = |slot: usize, layer: usize| self.device.slot_state(&self.states, slot, layer).unwrap();
         (0..MOST).flat_map(|slot| (0..3).flat_map(move |layer| of(slot, layer))).map(f32::to_bits).collect()
     }
+}
+
+/// Cached segments by their tokens, built alone.
+fn build<D: Device>(device: &D, loaded: &Loaded<D>, tokens: usize, salt: usize) -> (Vec<HostLayer>, usize) {
+    let ids: Vec<u32> = (0..tokens).map(|at| ((at * 31 + salt * 77) % 256) as u32).collect();
+    let tuple = Session::new(device, loaded).build(&ids, device.format(&EXACT));
+    (tuple, tokens - SEAM)
+}
+
+/// A sequence that goes on where another one's steps were recorded, with the same bodies on other pages: nobody has read
+/// those yet when its first step runs.
+pub(crate) fn bodies_that_come_anew_are_settled<D: Device>(device: &D) {
+    let loaded = random::load(device, &shape()).unwrap();
+    let tuples =
+        [build(device, &loaded, 40, 1), build(device, &loaded, 29, 2), build(device, &loaded, 51, 3)];
+    let (mut whole, mut apart) = (Fleet::new(device, &loaded, true), Fleet::new(device, &loaded, false));
+    let place = |fleet: &mut Fleet<'_, D>, number: usize| {
+        let (tuple, len) = &tuples[number];
+        fleet.place(number, tuple, *len);
+    };
+    let mut at = 0;
+    for number in 0..tuples.len() {
+        place(&mut whole, number);
+        place(&mut apart, number);
+        let prompt: Vec<u32> = (0..5 + number as u32).collect();
+        assert_eq!(whole.step(&[(number, &prompt)]), apart.step(&[(number, &prompt)]));
+    }
+    for (numbers, anew) in [([0, 1], Some(1)), ([0, 1], Some(0)), ([2, 1], None), ([2, 1], Some(2))] {
+        if let Some(number) = anew {
+            place(&mut whole, number);
+            place(&mut apart, number);
+        }
+        for _ in 0..4 {
+            at += 1;
+            let next = numbers.map(|number| [((number * 7919 + at * 104_729) % 256) as u32]);
+            let tokens = [(numbers[0], &next[0][..]), (numbers[1], &next[1][..])];
+            let (one, other) = (whole.step(&tokens), apart.step(&tokens));
+            assert!(one.iter().all(|bits| f32::from_bits(*bits).is_finite()), "{numbers:?}, {anew:?}");
+            assert_eq!(one, other, "{numbers:?}, {anew:?}");
+        }
+    }
+    assert!(whole.states() == apart.states(), "states differ");
 }
 
 pub(crate) fn steps_run_again_have_the_same_bits<D: Device>(device: &D) {

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helper fails its test")]
 
 use half::bf16;
+use hypic_domain::family::Family;
 use hypic_domain::id::ModelId;
 use hypic_domain::model::LayerSpec;
 use hypic_domain::tuple::PartKind;
