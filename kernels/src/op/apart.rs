@@ -1,6 +1,7 @@
 //! Ops that a device may do at once, one by one.
 
-use super::{Device, Experts, OpError, SharedExpert};
+use super::{Device, Experts, FullInput, HeadNorms, OpError, SharedExpert};
+use crate::plan::Plan;
 
 /// [`Device::linears`] one by one.
 ///
@@ -34,4 +35,23 @@ pub fn add_experts_apart<D: Device>(
         device.add(&mut out, &said)?;
     }
     device.add(into, &out)
+}
+
+/// [`Device::full_mixer_gated`] op by op.
+///
+/// # Errors
+/// As the ops.
+pub fn full_mixer_apart<D: Device>(
+    device: &D,
+    input: &FullInput<'_, D>,
+    (norms, gate): (&HeadNorms<'_, D>, &D::Tensor),
+    plan: &Plan<D>,
+    pages: &mut D::Pages,
+) -> Result<D::Tensor, OpError> {
+    let norm = |x, weight| device.rms_norm(x, weight, input.shape.key, norms.style, norms.eps);
+    let (query, key) = (norm(input.query, norms.query)?, norm(input.key, norms.key)?);
+    let normed = FullInput { query: &query, key: &key, ..*input };
+    let mut mixed = device.full_mixer(&normed, plan, pages)?;
+    device.sigmoid_gate(&mut mixed, gate)?;
+    Ok(mixed)
 }

@@ -2,16 +2,16 @@
 
 use half::bf16;
 use hypic_kernels::check::equal;
-use hypic_kernels::op::{self, Experts, OpError, SharedExpert};
+use hypic_kernels::op::{self, Device as _, ExpertShape, Experts, Norm, OpError, SharedExpert};
 
 use super::experts::weights_of;
 use super::memory::{Tensor, Weight};
-use super::{CudaDevice, failed, product_of, same_shape};
-use crate::choice::{is_few_experts, is_few_product};
+use super::{CudaDevice, failed, offset_of, product_of, same_shape};
+use crate::choice::{chooses_in_place, is_few_experts, is_few_product, norms_in_place};
 use crate::memory::Float;
 use crate::{
-    Buffer, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, ProductSize, choose_experts,
-    experts_few, product_few,
+    Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormOfSums, ProductSize,
+    Scores, choose_experts, experts_few, product_few,
 };
 
 /// One product, in the form for its number of rows.
@@ -73,31 +73,94 @@ pub(super) fn add_experts<E: Float>(
     experts: &Experts<'_, CudaDevice<E>>,
     shared: Option<&SharedExpert<'_, CudaDevice<E>>>,
 ) -> Result<(), OpError> {
-    const OP: &str = "add_experts";
-    let shape = experts.shape;
-    same_shape(OP, into, x)?;
-    let apart = shared.map(|shared| shared_of(OP, x.width, shared)).transpose()?;
-    let widths =
-        [x.width, shape.intermediate, apart.map_or(shape.intermediate, |(weights, _)| weights.width)];
-    if E::NAME != bf16::NAME || !is_few_experts(x.rows(), shape.top, shape.experts, &widths) {
-        return op::add_experts_apart(device, into, x, experts, shared);
+    match Mixture::new("add_experts", into, x, experts, shared)? {
+        Some(mixture) => mixture.add_to(device, into, None),
+        None => op::add_experts_apart(device, into, x, experts, shared),
     }
-    let (router, routed) = weights_of(OP, x, experts)?;
-    let gpu = &device.device;
-    let mut run = || {
-        let rows = x.rows();
-        let (mut logits, mut gates): (Buffer<f32>, Buffer<f32>) =
-            (device.output(rows * shape.experts)?, device.output(rows)?);
-        let mut parts = vec![FewPart { weight: router, outer: shape.experts, y: &mut logits }];
-        parts.extend(apart.map(|(_, gate)| FewPart { weight: gate, outer: 1, y: &mut gates }));
-        product_few(gpu, &x.values, [rows, x.width], parts)?;
-        let chosen = choose_experts(gpu, &logits, shape.experts, shape.top, shape.renormalise)?;
-        let shared = apart.map(|(weights, _)| (weights, &gates));
-        let (experts, hidden, out) = (shape.experts, x.width, &mut into.values);
-        let run = ExpertsFew { x: &x.values, hidden, experts, chosen: &chosen, routed, shared, out };
-        experts_few(gpu, run)
+}
+
+pub(super) fn add_experts_norm<E: Float>(
+    device: &CudaDevice<E>,
+    into: &mut Tensor<E>,
+    x: &Tensor<E>,
+    (experts, shared): (&Experts<'_, CudaDevice<E>>, Option<&SharedExpert<'_, CudaDevice<E>>>),
+    norm: &Norm<'_, CudaDevice<E>>,
+) -> Result<Tensor<E>, OpError> {
+    const OP: &str = "add_experts_norm";
+    let mixture = if norms_in_place(x.rows()) { Mixture::new(OP, into, x, experts, shared)? } else { None };
+    let Some(mixture) = mixture else {
+        device.add_experts(into, x, experts, shared)?;
+        return device.rms_norm(into, norm.weight, norm.width, norm.style, norm.eps);
     };
-    run().map_err(failed(OP))
+    equal(OP, "the width of rows", norm.width, x.width)?;
+    let weight = norm.weight.vector(OP, norm.width)?;
+    let mut y = device.output(x.rows() * x.width).map_err(failed(OP))?;
+    let norm = NormOfSums { weight, offset: offset_of(norm.style), eps: norm.eps, y: &mut y };
+    mixture.add_to(device, into, Some(norm))?;
+    Ok(Tensor { values: y, width: x.width })
+}
+
+/// A mixture in the form for few rows, after a check of its shapes.
+struct Mixture<'a, E: Float> {
+    op: &'static str,
+    x: &'a Tensor<E>,
+    shape: ExpertShape,
+    router: &'a Buffer<E>,
+    routed: ExpertWeights<'a, E>,
+    /// The shared expert and its gate.
+    apart: Option<(ExpertWeights<'a, E>, &'a Buffer<E>)>,
+}
+
+impl<'a, E: Float> Mixture<'a, E> {
+    /// None where the rows are not few.
+    fn new(
+        op: &'static str,
+        into: &Tensor<E>,
+        x: &'a Tensor<E>,
+        experts: &Experts<'a, CudaDevice<E>>,
+        shared: Option<&SharedExpert<'a, CudaDevice<E>>>,
+    ) -> Result<Option<Self>, OpError> {
+        let shape = experts.shape;
+        same_shape(op, into, x)?;
+        let apart = shared.map(|shared| shared_of(op, x.width, shared)).transpose()?;
+        let apart_width = apart.map_or(shape.intermediate, |(weights, _)| weights.width);
+        let widths = [x.width, shape.intermediate, apart_width];
+        if E::NAME != bf16::NAME || !is_few_experts(x.rows(), shape.top, shape.experts, &widths) {
+            return Ok(None);
+        }
+        let (router, routed) = weights_of(op, x, experts)?;
+        Ok(Some(Self { op, x, shape, router, routed, apart }))
+    }
+
+    fn add_to(
+        &self,
+        device: &CudaDevice<E>,
+        into: &mut Tensor<E>,
+        norm: Option<NormOfSums<'_, E>>,
+    ) -> Result<(), OpError> {
+        let Self { x, shape: ExpertShape { experts, top, renormalise, .. }, router, routed, apart, .. } =
+            *self;
+        let gpu = &device.device;
+        let run = || {
+            let (rows, hidden) = (x.rows(), x.width);
+            let (mut logits, mut gates): (Buffer<f32>, Buffer<f32>) =
+                (device.output(rows * experts)?, device.output(rows)?);
+            let mut parts = vec![FewPart { weight: router, outer: experts, y: &mut logits }];
+            parts.extend(apart.map(|(_, gate)| FewPart { weight: gate, outer: 1, y: &mut gates }));
+            product_few(gpu, &x.values, [rows, hidden], parts)?;
+            let made;
+            let choice = if chooses_in_place(rows, top) {
+                Choice::By(Scores { logits: &logits, top, renormalise })
+            } else {
+                made = choose_experts(gpu, &logits, experts, top, renormalise)?;
+                Choice::Made(&made)
+            };
+            let shared = apart.map(|(weights, _)| (weights, &gates));
+            let out = &mut into.values;
+            experts_few(gpu, ExpertsFew { x: &x.values, hidden, experts, choice, routed, shared, out, norm })
+        };
+        run().map_err(failed(self.op))
+    }
 }
 
 /// The matrices of the shared expert, and its gate.

@@ -1,6 +1,6 @@
 //! The feed-forward parts: dense, `down(silu(gate(x)) * up(x))`, and a mixture of experts of that form.
 
-use hypic_kernels::op::{Device, ExpertShape, Experts, OpError, SharedExpert, Split};
+use hypic_kernels::op::{Device, ExpertShape, Experts, Norm, OpError, SharedExpert, Split};
 
 use crate::config::FeedForward;
 use crate::error::LoadError;
@@ -47,11 +47,22 @@ impl<D: Device> Mlp<D> {
         }
     }
 
-    /// Adds what this part says of `x` to `into`.
-    pub(crate) fn add_to(&self, device: &D, into: &mut D::Tensor, x: &D::Tensor) -> Result<(), OpError> {
+    /// Adds what this part says of `x` to `into`; the sums' norm, if one is asked for.
+    pub(crate) fn add_to(
+        &self,
+        device: &D,
+        into: &mut D::Tensor,
+        x: &D::Tensor,
+        norm: Option<&Norm<'_, D>>,
+    ) -> Result<Option<D::Tensor>, OpError> {
         match self {
-            Self::Dense(dense) => device.add(into, &dense.forward(device, x)?),
-            Self::Mixture(mixture) => mixture.add_to(device, into, x),
+            Self::Dense(dense) => {
+                device.add(into, &dense.forward(device, x)?)?;
+                let normed =
+                    |norm: &Norm<'_, D>| device.rms_norm(into, norm.weight, norm.width, norm.style, norm.eps);
+                norm.map(normed).transpose()
+            }
+            Self::Mixture(mixture) => mixture.add_to(device, into, x, norm),
         }
     }
 }
@@ -121,11 +132,20 @@ impl<D: Device> Mixture<D> {
         })
     }
 
-    fn add_to(&self, device: &D, into: &mut D::Tensor, x: &D::Tensor) -> Result<(), OpError> {
+    fn add_to(
+        &self,
+        device: &D,
+        into: &mut D::Tensor,
+        x: &D::Tensor,
+        norm: Option<&Norm<'_, D>>,
+    ) -> Result<Option<D::Tensor>, OpError> {
         let Self { shape, router, gate_up, down, shared } = self;
         let experts = Experts { shape: *shape, router, gate_up, down };
         let shared =
             shared.as_ref().map(|(Dense { gate_up, down }, gate)| SharedExpert { gate_up, down, gate });
-        device.add_experts(into, x, &experts, shared.as_ref())
+        match norm {
+            None => device.add_experts(into, x, &experts, shared.as_ref()).map(|()| None),
+            Some(norm) => device.add_experts_norm(into, x, &experts, shared.as_ref(), norm).map(Some),
+        }
     }
 }
