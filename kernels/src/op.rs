@@ -17,7 +17,7 @@ use crate::plan::{Context, Plan};
 use crate::random::RandomMatrix;
 pub use crate::stored::{Checked, HostLayer, StoredPart};
 
-pub use apart::{add_experts_apart, full_mixer_apart, linears_apart};
+pub use apart::{add_experts_apart, add_mixture_apart, full_mixer_apart, linears_apart};
 pub use input::{
     ExpertShape, Experts, FullInput, Gates, HeadGate, HeadNorms, LinearInput, Norm, NormWeight, SharedExpert,
 };
@@ -355,21 +355,19 @@ pub trait Device: Send + Sync + 'static {
     {
         add_experts_apart(self, into, x, experts, shared)
     }
-    /// [`Device::add_experts`], then [`Device::rms_norm`] of the sums over whole rows, which are as wide as the weight: for
-    /// what comes behind a mixture.
-    fn add_experts_norm(
+    /// [`Device::add_norm`] of `mixed` into `x`, [`Device::add_experts`] of that norm, and [`Device::rms_norm`] of the sums
+    /// for what comes behind, if it is asked for: a layer from its mixer on. The norms are over whole rows.
+    fn add_mixture(
         &self,
-        into: &mut Self::Tensor,
-        x: &Self::Tensor,
-        experts: &Experts<'_, Self>,
-        shared: Option<&SharedExpert<'_, Self>>,
-        norm: &Norm<'_, Self>,
-    ) -> Result<Self::Tensor, OpError>
+        x: &mut Self::Tensor,
+        mixed: &Self::Tensor,
+        norms: (&Norm<'_, Self>, Option<&Norm<'_, Self>>),
+        (experts, shared): (&Experts<'_, Self>, Option<&SharedExpert<'_, Self>>),
+    ) -> Result<Option<Self::Tensor>, OpError>
     where
         Self: Sized,
     {
-        self.add_experts(into, x, experts, shared)?;
-        self.rms_norm(into, norm.weight, norm.width, norm.style, norm.eps)
+        add_mixture_apart(self, x, mixed, norms, (experts, shared))
     }
 
     // --- mixers ---

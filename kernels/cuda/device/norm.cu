@@ -38,13 +38,7 @@ DEV void add_norm(E* x, const E* __restrict__ r, const float* __restrict__ w, E*
 #pragma unroll
     for (uint32_t n = 0; n < EACH; ++n)
       if (const uint32_t i = first + n * 512; i < end) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          E sum;
-          store(sum, old[n].at[j] + more[n].at[j]);
-          old[n].at[j] = f32(sum);
-          squares += old[n].at[j] * old[n].at[j];
-        }
+        add_four<E>(old[n], more[n], squares);
         write_part(x + at + i, old[n], whole, end - i);
       }
   }

@@ -38,6 +38,16 @@ DEV Four normed(Four x, const Four& weight, float scale, float offset) {
   for (int j = 0; j < 4; ++j) x.at[j] *= scale * (offset + weight.at[j]);
   return x;
 }
+// sum += more, as it is stored in the format of `E`, and its squares to `squares`.
+template <class E> DEV void add_four(Four& sum, const Four& more, float& squares) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    E stored;
+    store(stored, sum.at[j] + more.at[j]);
+    sum.at[j] = f32(stored);
+    squares += sum.at[j] * sum.at[j];
+  }
+}
 // x / rms(x) * w * silu(z).
 DEV Four gated(Four x, const Four& weight, const Four& gate, float scale) {
 #pragma unroll

@@ -131,6 +131,23 @@ pub(crate) fn norms_in_place(rows: usize) -> bool {
     rows <= FUSED_ROWS
 }
 
+/// Rows up to which the recurrence of a step has one block for a head, which norms it: of 32 heads these run at once.
+const WHOLE_HEAD_ROWS: usize = 4;
+
+/// Whether the recurrence of a step of `rows` rows norms its outputs by itself.
+pub(crate) fn norms_in_step(rows: usize) -> bool {
+    rows <= WHOLE_HEAD_ROWS
+}
+
+/// Rows that every block of a product adds up and norms by itself, and their widest: they lie in shared memory.
+const ADDED_ROWS: usize = 2;
+const ADDED_WIDTH: usize = 8192;
+
+/// Whether a sum of rows and its norm are made by every block of the product that reads them.
+pub(crate) fn adds_in_place(rows: usize, width: usize) -> bool {
+    rows <= ADDED_ROWS && width <= ADDED_WIDTH
+}
+
 /// Logits of a part of a row, of which a block finds the largest.
 const LEAST_LOGITS: usize = 4096;
 
@@ -227,6 +244,8 @@ mod tests {
         assert!(reads_deep(1056, 132) && !reads_deep(1057, 132));
         assert!(is_wide(576, 128, 132) && !is_wide(576, 256, 132) && !is_wide(17 * 64, 128, 132));
         assert!(chooses_in_place(8, 32) && !chooses_in_place(9, 1) && !chooses_in_place(8, 33));
+        assert!(adds_in_place(2, 8192) && !adds_in_place(3, 64) && !adds_in_place(1, 8224));
+        assert!(norms_in_step(4) && !norms_in_step(5));
         assert!(norms_in_place(8) && !norms_in_place(9));
         let shares =
             [32, 512, 544, 2048, 4096, 16384].map(shares_of).map(|shares| (shares.split, shares.tiles));

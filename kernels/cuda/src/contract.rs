@@ -399,15 +399,14 @@ impl<E: Float> op::Device for CudaDevice<E> {
         few::add_experts(self, into, x, experts, shared)
     }
 
-    fn add_experts_norm(
+    fn add_mixture(
         &self,
-        into: &mut Tensor<E>,
-        x: &Tensor<E>,
-        experts: &Experts<'_, Self>,
-        shared: Option<&SharedExpert<'_, Self>>,
-        norm: &Norm<'_, Self>,
-    ) -> Result<Tensor<E>, OpError> {
-        few::add_experts_norm(self, into, x, (experts, shared), norm)
+        x: &mut Tensor<E>,
+        mixed: &Tensor<E>,
+        norms: (&Norm<'_, Self>, Option<&Norm<'_, Self>>),
+        experts: (&Experts<'_, Self>, Option<&SharedExpert<'_, Self>>),
+    ) -> Result<Option<Tensor<E>>, OpError> {
+        few::add_mixture(self, x, mixed, norms, experts)
     }
 
     fn linear_mixer(

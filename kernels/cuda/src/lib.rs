@@ -86,7 +86,7 @@ pub use mla::{Mla, mla, store_latent};
 pub use norm::{add_norm, gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 pub use product::{ProductSize, product, product_plain};
-pub use product_few::{FewPart, MOST_WEIGHTS, product_few};
+pub use product_few::{FewPart, MOST_WEIGHTS, SumAndNorm, add_norm_product_few, product_few};
 pub use random::random_values;
 pub use recurrence::{Recurrence, Summaries, recurrence, recurrence_chunks};
 pub use rotate::state_rotate;

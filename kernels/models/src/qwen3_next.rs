@@ -83,25 +83,23 @@ impl<D: Device> Qwen3Next<D> {
         })
     }
 
-    /// One layer over `x`, whose norm is `normed`: what it leaves in `x`, and the norm of that with the weight `next`, if
-    /// there is one.
+    /// One layer over `x`, whose norm is `normed`: what it leaves in `x`; the norm of that before the next layer, unless one
+    /// stops here.
     fn advance(
         &self,
         device: &D,
-        layer: usize,
+        (layer, stops): (usize, bool),
         plan: &Plan<D>,
         memory: Memory<'_, D>,
         (x, normed): (&mut D::Tensor, &D::Tensor),
-        next: Option<&D::Weight>,
     ) -> Result<Option<D::Tensor>, OpError> {
         let parts = self.part(layer)?;
         let mixed = match &parts.mixer {
             Mixer::Linear(mixer) => mixer.forward(device, layer, plan, memory.states, normed)?,
             Mixer::Full(mixer) => mixer.forward(device, (layer, &self.rope), plan, memory.pages, normed)?,
         };
-        let weight = (&parts.between, self.spec.hidden);
-        let normed = device.add_norm(x, &mixed, weight, NormWeight::ZeroCentred, self.eps)?;
-        parts.mlp.add_to(device, x, &normed, next.map(|weight| self.norm(weight)).as_ref())
+        let next = self.layers.get(layer + 1).filter(|_| !stops).map(|next| self.norm(&next.before));
+        parts.mlp.add_to(device, x, &mixed, (&self.norm(&parts.between), next.as_ref()))
     }
 }
 
@@ -123,7 +121,7 @@ impl<D: Device> Model<D> for Qwen3Next<D> {
         mut x: D::Tensor,
     ) -> Result<D::Tensor, OpError> {
         let normed = self.normed(device, &x, &self.part(layer)?.before)?;
-        self.advance(device, layer, plan, memory, (&mut x, &normed), None)?;
+        self.advance(device, (layer, true), plan, memory, (&mut x, &normed))?;
         Ok(x)
     }
 
@@ -138,8 +136,7 @@ impl<D: Device> Model<D> for Qwen3Next<D> {
             let mut layer = 0;
             while let Some(rows) = normed {
                 let memory = Memory { states: &mut *states, pages: &mut *pages };
-                let next = self.layers.get(layer + 1).map(|next| &next.before);
-                normed = self.advance(device, layer, plan, memory, (&mut x, &rows), next)?;
+                normed = self.advance(device, (layer, false), plan, memory, (&mut x, &rows))?;
                 layer += 1;
             }
             Ok(x)

@@ -1,6 +1,6 @@
 //! Ops that a device may do at once, one by one.
 
-use super::{Device, Experts, FullInput, HeadNorms, OpError, SharedExpert};
+use super::{Device, Experts, FullInput, HeadNorms, Norm, OpError, SharedExpert};
 use crate::plan::Plan;
 
 /// [`Device::linears`] one by one.
@@ -35,6 +35,22 @@ pub fn add_experts_apart<D: Device>(
         device.add(&mut out, &said)?;
     }
     device.add(into, &out)
+}
+
+/// [`Device::add_mixture`] op by op.
+///
+/// # Errors
+/// As the ops.
+pub fn add_mixture_apart<D: Device>(
+    device: &D,
+    x: &mut D::Tensor,
+    mixed: &D::Tensor,
+    (before, after): (&Norm<'_, D>, Option<&Norm<'_, D>>),
+    (experts, shared): (&Experts<'_, D>, Option<&SharedExpert<'_, D>>),
+) -> Result<Option<D::Tensor>, OpError> {
+    let normed = device.add_norm(x, mixed, (before.weight, before.width), before.style, before.eps)?;
+    device.add_experts(x, &normed, experts, shared)?;
+    after.map(|norm| device.rms_norm(x, norm.weight, norm.width, norm.style, norm.eps)).transpose()
 }
 
 /// [`Device::full_mixer_gated`] op by op.

@@ -2,16 +2,16 @@
 
 use half::bf16;
 use hypic_kernels::check::equal;
-use hypic_kernels::op::{self, Device as _, ExpertShape, Experts, Norm, OpError, SharedExpert};
+use hypic_kernels::op::{self, ExpertShape, Experts, Norm, OpError, SharedExpert};
 
 use super::experts::weights_of;
 use super::memory::{Tensor, Weight};
 use super::{CudaDevice, failed, offset_of, product_of, same_shape};
-use crate::choice::{chooses_in_place, is_few_experts, is_few_product, norms_in_place};
+use crate::choice::{adds_in_place, chooses_in_place, is_few_experts, is_few_product, norms_in_place};
 use crate::memory::Float;
 use crate::{
     Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormOfSums, ProductSize,
-    Scores, choose_experts, experts_few, product_few,
+    Scores, SumAndNorm, add_norm_product_few, choose_experts, experts_few, product_few,
 };
 
 /// One product, in the form for its number of rows.
@@ -73,37 +73,80 @@ pub(super) fn add_experts<E: Float>(
     experts: &Experts<'_, CudaDevice<E>>,
     shared: Option<&SharedExpert<'_, CudaDevice<E>>>,
 ) -> Result<(), OpError> {
-    match Mixture::new("add_experts", into, x, experts, shared)? {
-        Some(mixture) => mixture.add_to(device, into, None),
-        None => op::add_experts_apart(device, into, x, experts, shared),
-    }
+    const OP: &str = "add_experts";
+    same_shape(OP, into, x)?;
+    let Some(mixture) = Mixture::new(OP, x, experts, shared)? else {
+        return op::add_experts_apart(device, into, x, experts, shared);
+    };
+    let mut run =
+        || mixture.add_to(device, &mut into.values, (&x.values, &mixture.scores(device, &x.values)?), None);
+    run().map_err(failed(OP))
 }
 
-pub(super) fn add_experts_norm<E: Float>(
+/// The norms around a mixture: before it, and behind it if it is asked for.
+type Norms<'a, E> = (&'a Norm<'a, CudaDevice<E>>, Option<&'a Norm<'a, CudaDevice<E>>>);
+type Mixed<'a, E> = (&'a Experts<'a, CudaDevice<E>>, Option<&'a SharedExpert<'a, CudaDevice<E>>>);
+
+pub(super) fn add_mixture<E: Float>(
     device: &CudaDevice<E>,
-    into: &mut Tensor<E>,
-    x: &Tensor<E>,
-    (experts, shared): (&Experts<'_, CudaDevice<E>>, Option<&SharedExpert<'_, CudaDevice<E>>>),
-    norm: &Norm<'_, CudaDevice<E>>,
-) -> Result<Tensor<E>, OpError> {
-    const OP: &str = "add_experts_norm";
-    let mixture = if norms_in_place(x.rows()) { Mixture::new(OP, into, x, experts, shared)? } else { None };
+    x: &mut Tensor<E>,
+    mixed: &Tensor<E>,
+    (before, after): Norms<'_, E>,
+    (experts, shared): Mixed<'_, E>,
+) -> Result<Option<Tensor<E>>, OpError> {
+    const OP: &str = "add_mixture";
+    same_shape(OP, x, mixed)?;
+    let (rows, width) = (x.rows(), x.width);
+    let mixture = if norms_in_place(rows) { Mixture::new(OP, x, experts, shared)? } else { None };
     let Some(mixture) = mixture else {
-        device.add_experts(into, x, experts, shared)?;
-        return device.rms_norm(into, norm.weight, norm.width, norm.style, norm.eps);
+        return op::add_mixture_apart(device, x, mixed, (before, after), (experts, shared));
     };
-    equal(OP, "the width of rows", norm.width, x.width)?;
-    let weight = norm.weight.vector(OP, norm.width)?;
-    let mut y = device.output(x.rows() * x.width).map_err(failed(OP))?;
-    let norm = NormOfSums { weight, offset: offset_of(norm.style), eps: norm.eps, y: &mut y };
-    mixture.add_to(device, into, Some(norm))?;
-    Ok(Tensor { values: y, width: x.width })
+    let (weight, behind) =
+        (weight_of(OP, before, width)?, after.map(|after| weight_of(OP, after, width)).transpose()?);
+    let mut run = || {
+        let mut normed = device.output(rows * width)?;
+        let (offset, eps) = (offset_of(before.style), before.eps);
+        let scores = if adds_in_place(rows, width) {
+            // Other blocks still read the terms while one writes the sums.
+            let mut sums = device.output(rows * width)?;
+            let out = [&mut sums, &mut normed];
+            let sum = SumAndNorm { terms: [&x.values, &mixed.values], weight, offset, eps, out };
+            let scores = mixture.sum_and_scores(device, sum)?;
+            x.values = sums;
+            scores
+        } else {
+            let gpu = &device.device;
+            crate::add_norm(gpu, [&mut x.values, &mut normed], &mixed.values, weight, offset, eps)?;
+            mixture.scores(device, &normed)?
+        };
+        let mut y = match behind {
+            Some(_) => Some(device.output(rows * width)?),
+            None => None,
+        };
+        let norm = after.zip(behind).zip(y.as_mut()).map(|((after, weight), y)| {
+            let (offset, eps) = (offset_of(after.style), after.eps);
+            NormOfSums { weight, offset, eps, y }
+        });
+        mixture.add_to(device, &mut x.values, (&normed, &scores), norm)?;
+        Ok(y.map(|values| Tensor { values, width }))
+    };
+    run().map_err(failed(OP))
+}
+
+/// The weight of a norm over rows of `width`.
+fn weight_of<'a, E: Float>(
+    op: &'static str,
+    norm: &Norm<'a, CudaDevice<E>>,
+    width: usize,
+) -> Result<&'a Buffer<f32>, OpError> {
+    equal(op, "the width of rows", norm.width, width)?;
+    norm.weight.vector(op, width)
 }
 
 /// A mixture in the form for few rows, after a check of its shapes.
 struct Mixture<'a, E: Float> {
-    op: &'static str,
-    x: &'a Tensor<E>,
+    rows: usize,
+    hidden: usize,
     shape: ExpertShape,
     router: &'a Buffer<E>,
     routed: ExpertWeights<'a, E>,
@@ -111,55 +154,75 @@ struct Mixture<'a, E: Float> {
     apart: Option<(ExpertWeights<'a, E>, &'a Buffer<E>)>,
 }
 
+/// Scores of experts `[rows, experts]` and gates of the shared expert `[rows]`, before any softmax or sigmoid.
+struct Scored {
+    logits: Buffer<f32>,
+    gates: Buffer<f32>,
+}
+
 impl<'a, E: Float> Mixture<'a, E> {
-    /// None where the rows are not few.
+    /// For rows as those of `x`; none where they are not few.
     fn new(
         op: &'static str,
-        into: &Tensor<E>,
-        x: &'a Tensor<E>,
+        x: &Tensor<E>,
         experts: &Experts<'a, CudaDevice<E>>,
         shared: Option<&SharedExpert<'a, CudaDevice<E>>>,
     ) -> Result<Option<Self>, OpError> {
-        let shape = experts.shape;
-        same_shape(op, into, x)?;
-        let apart = shared.map(|shared| shared_of(op, x.width, shared)).transpose()?;
+        let (shape, rows, hidden) = (experts.shape, x.rows(), x.width);
+        let apart = shared.map(|shared| shared_of(op, hidden, shared)).transpose()?;
         let apart_width = apart.map_or(shape.intermediate, |(weights, _)| weights.width);
-        let widths = [x.width, shape.intermediate, apart_width];
-        if E::NAME != bf16::NAME || !is_few_experts(x.rows(), shape.top, shape.experts, &widths) {
+        let widths = [hidden, shape.intermediate, apart_width];
+        if E::NAME != bf16::NAME || !is_few_experts(rows, shape.top, shape.experts, &widths) {
             return Ok(None);
         }
         let (router, routed) = weights_of(op, x, experts)?;
-        Ok(Some(Self { op, x, shape, router, routed, apart }))
+        Ok(Some(Self { rows, hidden, shape, router, routed, apart }))
+    }
+
+    /// Room for scores, made by `write` of the products that they are.
+    fn scored(
+        &self,
+        device: &CudaDevice<E>,
+        write: impl FnOnce(Vec<FewPart<'_, E, f32>>) -> crate::Result<()>,
+    ) -> crate::Result<Scored> {
+        let (outer, weight) = (self.shape.experts, self.router);
+        let (mut logits, mut gates) = (device.output(self.rows * outer)?, device.output(self.rows)?);
+        let mut parts = vec![FewPart { weight, outer, y: &mut logits }];
+        parts.extend(self.apart.map(|(_, weight)| FewPart { weight, outer: 1, y: &mut gates }));
+        write(parts)?;
+        Ok(Scored { logits, gates })
+    }
+
+    fn scores(&self, device: &CudaDevice<E>, x: &Buffer<E>) -> crate::Result<Scored> {
+        self.scored(device, |parts| product_few(&device.device, x, [self.rows, self.hidden], parts))
+    }
+
+    /// The same of the norms of sums that the launch makes.
+    fn sum_and_scores(&self, device: &CudaDevice<E>, sum: SumAndNorm<'_, E>) -> crate::Result<Scored> {
+        self.scored(device, |parts| {
+            add_norm_product_few(&device.device, sum, [self.rows, self.hidden], parts)
+        })
     }
 
     fn add_to(
         &self,
         device: &CudaDevice<E>,
-        into: &mut Tensor<E>,
+        out: &mut Buffer<E>,
+        (x, Scored { logits, gates }): (&Buffer<E>, &Scored),
         norm: Option<NormOfSums<'_, E>>,
-    ) -> Result<(), OpError> {
-        let Self { x, shape: ExpertShape { experts, top, renormalise, .. }, router, routed, apart, .. } =
-            *self;
+    ) -> crate::Result<()> {
+        let ExpertShape { experts, top, renormalise, .. } = self.shape;
         let gpu = &device.device;
-        let run = || {
-            let (rows, hidden) = (x.rows(), x.width);
-            let (mut logits, mut gates): (Buffer<f32>, Buffer<f32>) =
-                (device.output(rows * experts)?, device.output(rows)?);
-            let mut parts = vec![FewPart { weight: router, outer: experts, y: &mut logits }];
-            parts.extend(apart.map(|(_, gate)| FewPart { weight: gate, outer: 1, y: &mut gates }));
-            product_few(gpu, &x.values, [rows, hidden], parts)?;
-            let made;
-            let choice = if chooses_in_place(rows, top) {
-                Choice::By(Scores { logits: &logits, top, renormalise })
-            } else {
-                made = choose_experts(gpu, &logits, experts, top, renormalise)?;
-                Choice::Made(&made)
-            };
-            let shared = apart.map(|(weights, _)| (weights, &gates));
-            let out = &mut into.values;
-            experts_few(gpu, ExpertsFew { x: &x.values, hidden, experts, choice, routed, shared, out, norm })
+        let made;
+        let choice = if chooses_in_place(self.rows, top) {
+            Choice::By(Scores { logits, top, renormalise })
+        } else {
+            made = choose_experts(gpu, logits, experts, top, renormalise)?;
+            Choice::Made(&made)
         };
-        run().map_err(failed(self.op))
+        let shared = self.apart.map(|(weights, _)| (weights, gates));
+        let (hidden, routed) = (self.hidden, self.routed);
+        experts_few(gpu, ExpertsFew { x, hidden, experts, choice, routed, shared, out, norm })
     }
 }
 

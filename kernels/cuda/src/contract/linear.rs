@@ -18,7 +18,7 @@ use super::record::LayerRecord;
 use super::step::{is_step, linear_step};
 use super::tuple::{LayerParts, LinearParts, await_linear, gdn_only};
 use super::{CudaDevice, failed};
-use crate::choice::norms_in_place;
+use crate::choice::norms_in_step;
 use crate::conv_warm::Tails;
 use crate::memory::Float;
 use crate::pack::{pack_tiles, set_identity};
@@ -93,7 +93,7 @@ pub(super) fn linear_mixer_norm<E: Float>(
     plan: &Plan<CudaDevice<E>>,
     states: &mut States<E>,
 ) -> Result<Tensor<E>, OpError> {
-    if is_step(plan) && norms_in_place(plan.ids.len()) {
+    if is_step(plan) && norms_in_step(plan.ids.len()) {
         let place = placed(input, plan, states)?;
         return linear_step(device, (input, Some(behind)), plan, states, place);
     }

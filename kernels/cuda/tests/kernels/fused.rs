@@ -2,9 +2,9 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Attention, AttentionForm, Buffer, Choice, Context, Contexts, Device, ExpertWeights, ExpertsFew,
-    FullShape, Heads, NormOfSums, Scores, Token, attention_as, choose_experts, experts_few, norm_and_store,
-    rms_norm, sigmoid_gate, store_kv,
+    Attention, AttentionForm, Buffer, Choice, Context, Contexts, Device, ExpertWeights, ExpertsFew, FewPart,
+    FullShape, Heads, NormOfSums, Scores, SumAndNorm, Token, add_norm, add_norm_product_few, attention_as,
+    choose_experts, experts_few, norm_and_store, product_few, rms_norm, sigmoid_gate, store_kv,
 };
 use rand::RngExt;
 
@@ -134,6 +134,46 @@ fn a_step_of_more_rows_does_not_choose_in_every_block() {
         };
         assert!(experts_few(device, run).unwrap_err().to_string().starts_with("assignments must be"));
     });
+}
+
+#[test]
+fn sums_and_norms_that_every_block_makes_have_the_bits_of_the_launches_apart() {
+    for (rows, inner, outers) in
+        [(1, 96, vec![40, 1]), (2, 2080, vec![17]), (1, 4128, vec![33, 1, 2]), (2, 544, vec![8])]
+    {
+        let [x, r] = [(); 2].map(|()| random(rows * inner, 1.0));
+        let norm = exact(inner);
+        let weights: Vec<Vec<bf16>> = outers.iter().map(|outer| random(outer * inner, 0.05)).collect();
+        on_devices(|device| {
+            let norm = Buffer::from_slice(device, &norm).unwrap();
+            let weights: Vec<_> = weights.iter().map(|weight| place(device, weight)).collect();
+            let r = place(device, &r);
+            let [fused, apart] = [true, false].map(|fused| {
+                let (mut x, mut sums, mut normed) =
+                    (place(device, &x), nan(device, rows * inner), nan(device, rows * inner));
+                let mut y: Vec<Buffer<f32>> = outers
+                    .iter()
+                    .map(|outer| Buffer::from_slice(device, &vec![f32::NAN; rows * outer]).unwrap())
+                    .collect();
+                let parts = weights.iter().zip(&outers).zip(&mut y);
+                let parts = parts.map(|((weight, &outer), y)| FewPart { weight, outer, y }).collect();
+                if fused {
+                    let out = [&mut sums, &mut normed];
+                    let sum = SumAndNorm { terms: [&x, &r], weight: &norm, offset: 1.0, eps: EPS, out };
+                    add_norm_product_few(device, sum, [rows, inner], parts).unwrap();
+                } else {
+                    add_norm(device, [&mut x, &mut normed], &r, &norm, 1.0, EPS).unwrap();
+                    product_few(device, &normed, [rows, inner], parts).unwrap();
+                    sums = x;
+                }
+                let y = y.iter().flat_map(|y| bits(&y.read().unwrap())).collect();
+                [bits_of(&sums), bits_of(&normed), y]
+            });
+            assert!(fused.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
+            assert!(fused == apart, "{rows} rows of {inner}: other bits");
+            fused
+        });
+    }
 }
 
 /// Rows that stand at the end of contexts of so many tokens, and the pages of these.
