@@ -115,22 +115,28 @@ KERNEL(128, norm_and_store)(const bf16* q, const bf16* k, const bf16* v, const f
                             const uint32_t* places, bf16* normed_q, bf16* key, bf16* value, int heads, int kv_heads, int width,
                             int page_tokens, float offset, float eps) {
   const int row = blockIdx.x, lane = threadIdx.x & 31, number = blockIdx.y * 4 + (threadIdx.x >> 5);
+  const bool is_query = number < heads, is_value = number >= heads + kv_heads;
+  const float* const norm = is_query ? query_norm : key_norm;
+  Four weight[NARROW_NORM / 128];
   let_others_start();
+#pragma unroll
+  for (int n = 0; n < NARROW_NORM / 128; ++n)
+    if (const int i = 4 * lane + 128 * n; i < width) weight[n] = read_four(norm + i);
   await_inputs();
   if (number >= heads + 2 * kv_heads) return;
-  const bool is_query = number < heads, is_value = number >= heads + kv_heads;
   const int head = is_query ? number : (number - heads) % kv_heads;
   const size_t place = ((size_t)places[row] + head * page_tokens) * width, at = ((size_t)row * kv_heads + head) * width;
   const size_t query = ((size_t)row * heads + head) * width;
   const bf16* const from = is_query ? q + query : (is_value ? v : k) + at;
   bf16* const to = is_query ? normed_q + query : (is_value ? value : key) + place;
-  const float* const weight = is_query ? query_norm : key_norm;
   if (is_value) {
     for (int i = 4 * lane; i < width; i += 128) write_four(to + i, read_four(from + i));
     return;
   }
   const float scale = inverse_rms<32>(from, lane, width, eps);
-  for (int i = 4 * lane; i < width; i += 128) write_four(to + i, normed(read_four(from + i), read_four(weight + i), scale, offset));
+#pragma unroll
+  for (int n = 0; n < NARROW_NORM / 128; ++n)
+    if (const int i = 4 * lane + 128 * n; i < width) write_four(to + i, normed(read_four(from + i), weight[n], scale, offset));
 }
 REGISTER(norm_and_store)
 

@@ -183,36 +183,46 @@ KERNEL(32 * STREAM_WARPS, experts_few_choose_down)(const bf16* inner, const bf16
 }
 REGISTER(experts_few_choose_down)
 
-// `sum` of N values of a row from `i` on, and of what its experts say: over its assignments of weight times what the expert said, in the order
-// of the choices, and of sigmoid(gate) times what the shared expert said, where there is one.
-template <int N>
-DEV void add_said(float (&sum)[N], const float* said, const float* shared_said, const float* weights, const float* gate, int row, int i,
-                  int hidden, int top, int is_shared) {
-  auto add = [&](float weight, const float* from) {
-    if constexpr (N == 4) {
-      const Four values = read_four(from);
-      for (int j = 0; j < 4; ++j) sum[j] += weight * values.at[j];
-    } else {
-      sum[0] += weight * *from;
-    }
-  };
-#pragma unroll 8
-  for (int k = 0; k < top; ++k) add(weights[row * top + k], said + ((size_t)row * top + k) * hidden + i);
-  if (is_shared) add(sigmoid(gate[row]), shared_said + (size_t)row * hidden + i);
-}
-
-// out [rows, hidden] += what the experts of each row say. Grid: rows, 128 values.
+// out [rows, hidden] += the sum over a row's assignments of weight times what its expert said, in the order of the choices, and of
+// sigmoid(gate) times what the shared expert said, where there is one. Grid: rows, 128 values.
 KERNEL(128, experts_few_sum)(const float* __restrict__ said, const float* __restrict__ shared_said, const float* __restrict__ weights,
                              const float* __restrict__ gate, bf16* __restrict__ out, int hidden, int top, int is_shared) {
   let_others_start();
   await_inputs();
   const int row = blockIdx.x, i = blockIdx.y * 128 + threadIdx.x;
   if (i >= hidden) return;
-  float sum[1] = {f32(out[(size_t)row * hidden + i])};
-  add_said(sum, said, shared_said, weights, gate, row, i, hidden, top, is_shared);
-  store(out[(size_t)row * hidden + i], sum[0]);
+  float sum = f32(out[(size_t)row * hidden + i]);
+  for (int k = 0; k < top; ++k) sum += weights[row * top + k] * said[((size_t)row * top + k) * hidden + i];
+  if (is_shared) sum += sigmoid(gate[row]) * shared_said[(size_t)row * hidden + i];
+  store(out[(size_t)row * hidden + i], sum);
 }
 REGISTER(experts_few_sum)
+
+// The same of four values from `i` on, with eight experts' on their way at once: of one row there is nothing else to do.
+DEV void add_said(Four& sum, const float* said, const float* shared_said, const float* weights, const float* gate, int row, int i,
+                  int hidden, int top, int is_shared) {
+  constexpr int EACH = 8;
+  auto add = [&](float weight, const Four& values) {
+    for (int j = 0; j < 4; ++j) sum.at[j] += weight * values.at[j];
+  };
+  const Four shared = is_shared ? read_four(shared_said + (size_t)row * hidden + i) : Four{};
+  const float share = is_shared ? sigmoid(gate[row]) : 0.f;
+  for (int first = 0; first < top; first += EACH) {
+    const size_t assignment = (size_t)row * top + first;
+    Four values[EACH];
+    float each[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k)
+      if (first + k < top) {
+        values[k] = read_four(said + (assignment + k) * hidden + i);
+        each[k] = weights[assignment + k];
+      }
+#pragma unroll
+    for (int k = 0; k < EACH; ++k)
+      if (first + k < top) add(each[k], values[k]);
+  }
+  if (is_shared) add(share, shared);
+}
 
 // The same for whole rows, and y [rows, hidden] = their norm, of the sums as they are stored: `rms_norm`, bit for bit. One block for a row;
 // hidden a multiple of 4. Dynamic shared memory: a row in fp32.
@@ -228,18 +238,16 @@ KERNEL(SUM_THREADS, experts_few_sum_norm)(const float* said, const float* shared
   const Four weight = mine < hidden ? read_four(w + mine) : Four{};
   await_inputs();
   for (int i = mine; i < hidden; i += 4 * SUM_THREADS) {
-    const Four old = read_four(out + at + i);
-    float sum[4] = {old.at[0], old.at[1], old.at[2], old.at[3]};
+    Four sum = read_four(out + at + i);
     add_said(sum, said, shared_said, weights, gate, row, i, hidden, top, is_shared);
-    Four stored;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      bf16 narrow;
-      store(narrow, sum[j]);
-      stored.at[j] = f32(narrow);
+      bf16 stored;
+      store(stored, sum.at[j]);
+      sum.at[j] = f32(stored);
     }
-    write_four(sums + i, stored);
-    write_four(out + at + i, stored);
+    write_four(sums + i, sum);
+    write_four(out + at + i, sum);
   }
   sync();
   float scale;
