@@ -4,11 +4,12 @@
 //! row-major. Every op writes every element of its result.
 
 mod apart;
+mod input;
 
 use std::sync::Arc;
 
 use domain::logits::{Logits, Need};
-use domain::model::{FullShape, LayerSpec, LinearShape, ModelSpec};
+use domain::model::{LayerSpec, ModelSpec};
 use domain::tuple::{Dtype, TupleFormat};
 use hypic_domain as domain;
 
@@ -16,7 +17,10 @@ use crate::plan::{Context, Plan};
 use crate::random::RandomMatrix;
 pub use crate::stored::{Checked, HostLayer, StoredPart};
 
-pub use apart::{add_experts_apart, linears_apart};
+pub use apart::{add_experts_apart, add_mixture_apart, full_mixer_apart, linears_apart};
+pub use input::{
+    ExpertShape, Experts, FullInput, Gates, HeadGate, HeadNorms, LinearInput, Norm, NormWeight, SharedExpert,
+};
 
 /// Why an op could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -109,97 +113,6 @@ pub enum Split {
     Rows(Vec<usize>),
     /// The last axis of a matrix is cut: products with it are parts of a sum.
     Columns,
-}
-
-/// How an RMS norm uses its weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormWeight {
-    /// `x̂ (1 + w)`.
-    ZeroCentred,
-    /// `x̂ w`.
-    Plain,
-}
-
-/// A mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertShape {
-    /// How many there are.
-    pub experts: usize,
-    /// How many each row chooses: those with the largest scores.
-    pub top: usize,
-    /// Width of an expert's feed-forward part.
-    pub intermediate: usize,
-    /// Whether the shares of the chosen, of a softmax over all, are made to sum to 1.
-    pub renormalise: bool,
-}
-
-/// Weights of a mixture of experts, one expert behind the other.
-pub struct Experts<'a, D: Device> {
-    /// Their shape.
-    pub shape: ExpertShape,
-    /// Scores, `[experts, hidden]`.
-    pub router: &'a D::Weight,
-    /// Gate and up of each, `[experts * 2 intermediate, hidden]`.
-    pub gate_up: &'a D::Weight,
-    /// Down of each, `[experts * hidden, intermediate]`.
-    pub down: &'a D::Weight,
-}
-
-/// The expert that every row has, and its gate.
-pub struct SharedExpert<'a, D: Device> {
-    /// Gate and up, `[2 intermediate, hidden]`.
-    pub gate_up: &'a D::Weight,
-    /// Down, `[hidden, intermediate]`.
-    pub down: &'a D::Weight,
-    /// `[1, hidden]`: the share of a row is the sigmoid of its product.
-    pub gate: &'a D::Weight,
-}
-
-/// Inputs of a linear-attention mixer behind its projections.
-pub struct LinearInput<'a, D: Device> {
-    /// Place of the layer in the model.
-    pub layer: usize,
-    /// Its shape.
-    pub shape: &'a LinearShape,
-    /// Raw convolution inputs `[rows, channels]`: queries, keys, values.
-    pub raw: &'a D::Tensor,
-    /// Taps of the short convolution, `[channels, K]`.
-    pub conv: Option<&'a D::Weight>,
-    /// What makes the decays and write strengths.
-    pub gates: Gates<'a, D>,
-}
-
-/// Inputs of the gates, by family.
-pub enum Gates<'a, D: Device> {
-    /// GDN: `g = -exp(a_log) softplus(a + dt_bias)`, `b = sigmoid(b)`.
-    Gdn {
-        /// `[rows, heads]`.
-        a: &'a D::Tensor,
-        /// `[rows, heads]`.
-        b: &'a D::Tensor,
-        /// `[heads]`, kept in the checkpoint's precision.
-        a_log: &'a D::Weight,
-        /// `[heads]`.
-        dt_bias: &'a D::Weight,
-    },
-}
-
-/// Inputs of a full-attention mixer behind its projections and norms.
-pub struct FullInput<'a, D: Device> {
-    /// Place of the layer in the model.
-    pub layer: usize,
-    /// Its shape.
-    pub shape: &'a FullShape,
-    /// Queries before rotation, `[rows, heads * key]`.
-    pub query: &'a D::Tensor,
-    /// Keys before rotation, `[rows, kv heads * key]`.
-    pub key: &'a D::Tensor,
-    /// Values, `[rows, kv heads * value]`.
-    pub value: &'a D::Tensor,
-    /// `[context, rotary]`: cosines of the `rotary / 2` angles of a position, then their sines, from an f64 table.
-    pub rope: &'a D::Weight,
-    /// Factor on scores, usually `key^-0.5`.
-    pub scale: f32,
 }
 
 /// What computes all layers of a step, over the pools that it is given.
@@ -442,6 +355,20 @@ pub trait Device: Send + Sync + 'static {
     {
         add_experts_apart(self, into, x, experts, shared)
     }
+    /// [`Device::add_norm`] of `mixed` into `x`, [`Device::add_experts`] of that norm, and [`Device::rms_norm`] of the sums
+    /// for what comes behind, if it is asked for: a layer from its mixer on. The norms are over whole rows.
+    fn add_mixture(
+        &self,
+        x: &mut Self::Tensor,
+        mixed: &Self::Tensor,
+        norms: (&Norm<'_, Self>, Option<&Norm<'_, Self>>),
+        (experts, shared): (&Experts<'_, Self>, Option<&SharedExpert<'_, Self>>),
+    ) -> Result<Option<Self::Tensor>, OpError>
+    where
+        Self: Sized,
+    {
+        add_mixture_apart(self, x, mixed, norms, (experts, shared))
+    }
 
     // --- mixers ---
 
@@ -455,6 +382,20 @@ pub trait Device: Send + Sync + 'static {
     ) -> Result<Self::Tensor, OpError>
     where
         Self: Sized;
+    /// [`Device::linear_mixer`], then [`Device::gated_norm`] over each head.
+    fn linear_mixer_norm(
+        &self,
+        input: &LinearInput<'_, Self>,
+        gate: &HeadGate<'_, Self>,
+        plan: &Plan<Self>,
+        states: &mut Self::States,
+    ) -> Result<Self::Tensor, OpError>
+    where
+        Self: Sized,
+    {
+        let mixed = self.linear_mixer(input, plan, states)?;
+        self.gated_norm(&mixed, gate.gate, gate.weight, input.shape.value, gate.eps)
+    }
     /// Writes this step's keys and values to the pages, then attends: `[rows, heads * value]`.
     fn full_mixer(
         &self,
@@ -464,6 +405,19 @@ pub trait Device: Send + Sync + 'static {
     ) -> Result<Self::Tensor, OpError>
     where
         Self: Sized;
+    /// [`Device::rms_norm`] of every head's query and key, [`Device::full_mixer`], then [`Device::sigmoid_gate`].
+    fn full_mixer_gated(
+        &self,
+        input: &FullInput<'_, Self>,
+        (norms, gate): (&HeadNorms<'_, Self>, &Self::Tensor),
+        plan: &Plan<Self>,
+        pages: &mut Self::Pages,
+    ) -> Result<Self::Tensor, OpError>
+    where
+        Self: Sized,
+    {
+        full_mixer_apart(self, input, (norms, gate), plan, pages)
+    }
 }
 
 /// What [`Device::finish`] reads.

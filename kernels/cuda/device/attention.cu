@@ -1,5 +1,6 @@
 // Attention on the tensor cores of every card, and what stands around it: keys and values into pages, partial sums into outputs.
 #include "attention.cuh"
+#include "norm.cuh"
 
 constexpr int ATTENTION_THREADS = 256;  // eight warps, each with 16 query rows
 
@@ -71,25 +72,73 @@ ATTENTION(attention_256, 256, ATTENTION_THREADS, attend)
 
 // Adds the partial sums of row blockIdx.x, head blockIdx.y; a thread takes every 256th channel. parts [rows, 3]: the row's first partial row, the
 // distance to the next, and how many there are; none where the outputs are written already.
-KERNEL(256, attention_merge)(const float* __restrict__ partial_out, const float* __restrict__ partial_sum, const uint32_t* __restrict__ parts,
-                             bf16* __restrict__ out, int heads, int width) {
+// With a gate, as wide as the outputs, every output that is stored is then multiplied by its sigmoid.
+template <bool IS_GATED>
+DEV void merge(const float* __restrict__ partial_out, const float* __restrict__ partial_sum, const uint32_t* __restrict__ parts, bf16* out,
+               const bf16* __restrict__ gate, int heads, int width) {
   const uint32_t* const part = parts + 3 * (size_t)blockIdx.x;
   const uint32_t first = part[0], stride = part[1], count = part[2];
-  if (count == 0) return;
+  if (!IS_GATED && count == 0) return;
   auto at = [&](uint32_t i) { return (size_t)(first + i * stride) * heads + blockIdx.y; };
   float best = -INFINITY;
   for (uint32_t i = 0; i < count; ++i) best = fmaxf(best, partial_sum[2 * at(i)]);
   for (int channel = threadIdx.x; channel < width; channel += 256) {
+    const size_t place = ((size_t)blockIdx.x * heads + blockIdx.y) * width + channel;
     float sum = 0.f, x = 0.f;
     for (uint32_t i = 0; i < count; ++i) {
       const float factor = two_to(partial_sum[2 * at(i)] - best);
       sum += factor * partial_sum[2 * at(i) + 1];
       x += factor * partial_out[at(i) * width + channel];
     }
-    store(out[((size_t)blockIdx.x * heads + blockIdx.y) * width + channel], x / sum);
+    bf16 stored;
+    if (count == 0) stored = out[place];
+    else store(stored, x / sum);
+    if (IS_GATED) store(stored, f32(stored) * sigmoid(f32(gate[place])));
+    out[place] = stored;
   }
 }
+KERNEL(256, attention_merge)(const float* partial_out, const float* partial_sum, const uint32_t* parts, bf16* out, int heads, int width) {
+  merge<false>(partial_out, partial_sum, parts, out, nullptr, heads, width);
+}
 REGISTER(attention_merge)
+KERNEL(256, attention_merge_gated)(const float* partial_out, const float* partial_sum, const uint32_t* parts, bf16* out, const bf16* gate,
+                                   int heads, int width) {
+  let_others_start();
+  await_inputs();
+  merge<true>(partial_out, partial_sum, parts, out, gate, heads, width);
+}
+REGISTER(attention_merge_gated)
+
+// The heads of few rows before attention: normed [rows, heads, width] = the norms of q, and those of k [rows, kv heads, width] go to their
+// places in the pages with v, as store_kv puts them. places [rows]; width a multiple of 4, at most 256. One warp for a head of a row.
+KERNEL(128, norm_and_store)(const bf16* q, const bf16* k, const bf16* v, const float* query_norm, const float* key_norm,
+                            const uint32_t* places, bf16* normed_q, bf16* key, bf16* value, int heads, int kv_heads, int width,
+                            int page_tokens, float offset, float eps) {
+  const int row = blockIdx.x, lane = threadIdx.x & 31, number = blockIdx.y * 4 + (threadIdx.x >> 5);
+  const bool is_query = number < heads, is_value = number >= heads + kv_heads;
+  const float* const norm = is_query ? query_norm : key_norm;
+  Four weight[NARROW_NORM / 128];
+  let_others_start();
+#pragma unroll
+  for (int n = 0; n < NARROW_NORM / 128; ++n)
+    if (const int i = 4 * lane + 128 * n; i < width) weight[n] = read_four(norm + i);
+  await_inputs();
+  if (number >= heads + 2 * kv_heads) return;
+  const int head = is_query ? number : (number - heads) % kv_heads;
+  const size_t place = ((size_t)places[row] + head * page_tokens) * width, at = ((size_t)row * kv_heads + head) * width;
+  const size_t query = ((size_t)row * heads + head) * width;
+  const bf16* const from = is_query ? q + query : (is_value ? v : k) + at;
+  bf16* const to = is_query ? normed_q + query : (is_value ? value : key) + place;
+  if (is_value) {
+    for (int i = 4 * lane; i < width; i += 128) write_four(to + i, read_four(from + i));
+    return;
+  }
+  const float scale = inverse_rms<32>(from, lane, width, eps);
+#pragma unroll
+  for (int n = 0; n < NARROW_NORM / 128; ++n)
+    if (const int i = 4 * lane + 128 * n; i < width) write_four(to + i, normed(read_four(from + i), weight[n], scale, offset));
+}
+REGISTER(norm_and_store)
 
 // Between k, v and their places in the pages: `units` times 16 bytes for each row and head, of which a row's lie `row_step` apart and a
 // head's `head_step`. places [rows]. One block per row and head.

@@ -19,6 +19,8 @@ using f16 = __half;
 #else
 #define KERNEL_PAIRED(threads, name) extern "C" __global__ void __launch_bounds__(threads, 2) name
 #endif
+// The same for blocks of which so many fit on a multiprocessor.
+#define KERNEL_OF_MANY(threads, blocks, name) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define REGISTER(name)
 #define SHARED __shared__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8_t name[]
@@ -53,6 +55,8 @@ DEV void await_inputs() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// A read of what an earlier launch wrote, from where it did: for reads before the wait.
+template <class T> DEV T read_fresh(const T* from) { return __ldcg(from); }
 // From here on the next launch may start, as far as it overlaps.
 DEV void let_others_start() {
 #if __CUDA_ARCH__ >= 900
@@ -64,6 +68,8 @@ DEV float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v
 // Bit i of the result: what lane i says.
 DEV uint32_t lanes_where(bool it_is) { return __ballot_sync(0xffffffffu, it_is); }
 DEV int bits_set(uint32_t x) { return __popc(x); }
+DEV uint32_t largest_of_warp(uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
+DEV uint32_t least_of_warp(uint32_t x) { return __reduce_min_sync(0xffffffffu, x); }
 DEV void sync_warp() { __syncwarp(); }
 DEV uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 #else

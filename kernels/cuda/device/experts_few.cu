@@ -1,8 +1,27 @@
 // A mixture of experts for few rows: every weight that somebody chose streams once, and nothing is sorted. A block finds the rows of its
-// expert in the choices by itself. The expert that all rows share rides along.
+// expert in the choices by itself, and of very few rows it makes their choices too. The expert that all rows share rides along.
+#include "choice.cuh"
+#include "norm.cuh"
 #include "stream.cuh"
 
 constexpr int MOST_MEMBERS = 256;  // of an expert: twice the rows of a step, as a row without a number may choose one twice
+
+// The choices of all rows: those that were made (`logits` is null), or what they are made of.
+struct Choices {
+  const uint32_t* chosen;  // [rows, top]
+  const float* logits;     // [rows, experts]
+  int rows, top, experts, renormalise;
+
+  // Makes them if need be, a warp for each row in turn; `weights` [rows, top] is where shares go, or null. The logits must be there.
+  DEV_MEMBER void make(float* weights) {
+    SHARED uint32_t made[MOST_MEMBERS];
+    if (logits == nullptr) return;
+    for (int row = threadIdx.x >> 5; row < rows; row += blockDim.x >> 5)
+      choose(logits + (size_t)row * experts, made + row * top, weights == nullptr ? nullptr : weights + row * top, experts, top, renormalise);
+    chosen = made;
+    sync();
+  }
+};
 
 // The rows of a block: those that chose its expert, as assignments (row times `top`, plus the place among the row's choices), or eight rows
 // of the shared expert.
@@ -13,16 +32,18 @@ struct Members {
   DEV_MEMBER int of(int i) const { return i >= count ? -1 : list == nullptr ? first + i : (int)list[i]; }
 };
 // blockIdx.y: first the eights of rows of the shared expert, then the experts; where there are fewer assignments than experts, the
-// assignments, of which the first of an expert has them all. Every warp makes its own list.
-DEV Members find_members(const uint32_t* chosen, int rows, int top, int experts, int is_shared) {
+// assignments, of which the first of an expert has them all. What is left of it behind the eights: below zero for the shared expert.
+DEV int number_of(int rows, bool is_shared) { return (int)blockIdx.y - (is_shared ? (rows + STREAM_ROWS - 1) / STREAM_ROWS : 0); }
+DEV Members members_of_shared(int rows) {
+  const int first = blockIdx.y * STREAM_ROWS;
+  return {nullptr, first, rows - first < STREAM_ROWS ? rows - first : STREAM_ROWS, 0};
+}
+// Every warp makes its own list.
+DEV Members find_members(const Choices& choices, int number) {
   SHARED uint32_t lists[STREAM_WARPS][MOST_MEMBERS];
-  const int lane = threadIdx.x & 31, assignments = rows * top, eights = is_shared ? (rows + STREAM_ROWS - 1) / STREAM_ROWS : 0;
-  const int number = (int)blockIdx.y - eights;
-  if (number < 0) {
-    const int first = blockIdx.y * STREAM_ROWS;
-    return {nullptr, first, rows - first < STREAM_ROWS ? rows - first : STREAM_ROWS, 0};
-  }
-  const bool by_assignment = assignments < experts;
+  const uint32_t* const chosen = choices.chosen;
+  const int lane = threadIdx.x & 31, assignments = choices.rows * choices.top;
+  const bool by_assignment = assignments < choices.experts;
   const uint32_t expert = by_assignment ? chosen[number] : (uint32_t)number;
   uint32_t* const list = lists[threadIdx.x >> 5];
   int count = 0;
@@ -44,76 +65,123 @@ DEV Members find_members(const uint32_t* chosen, int rows, int top, int experts,
 
 // inner [assignments, width] = silu(x gate^T) * (x up^T) with the matrices of each row's expert, gate_up [experts, 2 width, hidden], and
 // shared_inner [rows, shared_width] likewise. A tile is eight outputs: eight rows of gate and eight of up. `split` warps for each tile.
-template <int AHEAD>
-DEV void gate_up_few(const bf16* __restrict__ x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* __restrict__ chosen,
-                     bf16* __restrict__ inner, bf16* __restrict__ shared_inner, int rows, int top, int experts, int hidden, int width,
-                     int shared_width, int split) {
-  let_others_start();
-  await_inputs();
-  const Members members = find_members(chosen, rows, top, experts, shared_width > 0);
+// With MAKES the choices are made here, and leave their shares in `weights` [rows, top].
+template <int AHEAD, bool MAKES>
+DEV void gate_up_few(const bf16* __restrict__ x, const bf16* gate_up, const bf16* shared_gate_up, Choices choices, float* weights,
+                     bf16* __restrict__ inner, bf16* __restrict__ shared_inner, int hidden, int width, int shared_width, int split) {
+  const int number = number_of(choices.rows, shared_width > 0);
+  const bool is_shared = number < 0;
+  if (!MAKES) let_others_start();
+  // What the shared expert reads is known before the rows are there.
+  if (!MAKES || !is_shared) await_inputs();
+  if (MAKES && !is_shared) {
+    let_others_start();  // not before: the next launch reads the logits too, when the launch that wrote them is done
+    choices.make(blockIdx.x == 0 && number == 0 ? weights : nullptr);
+  }
+  const Members members = is_shared ? members_of_shared(choices.rows) : find_members(choices, number);
   if (members.count == 0) return;
-  const bool is_shared = members.list == nullptr;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = is_shared ? shared_width : width;
   const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
   const bool is_there = tile * 8 < wide;
   const bf16* const matrix = is_shared ? shared_gate_up : gate_up + (size_t)members.expert * 2 * width * hidden;
   const bf16* const gate = matrix + (size_t)(is_there ? tile * 8 + g : 0) * hidden + 8 * t;
   const Share share = share_of(hidden, split);
-  for (int first = 0; first < members.count; first += STREAM_ROWS) {
+  const auto asked = [&] { return Stream<AHEAD>(gate, gate + (size_t)wide * hidden, share.begin, is_there ? share.end : share.begin); };
+  Stream<AHEAD> stream = asked();
+  if (MAKES && is_shared) {
+    await_inputs();
+    let_others_start();
+  }
+  for (int first = 0;;) {
     float sums[4] = {};
     const int mine = members.of(first + g);
-    const bf16* const row = mine < 0 ? nullptr : x + (size_t)(is_shared ? mine : mine / top) * hidden + 8 * t + share.begin * STREAM_CHUNK;
-    if (is_there) Stream<AHEAD>(gate, gate + (size_t)wide * hidden, share.begin, share.end).multiply(sums, row);
+    const bf16* const row = mine < 0 ? nullptr : x + (size_t)(is_shared ? mine : mine / choices.top) * hidden + 8 * t + share.begin * STREAM_CHUNK;
+    stream.multiply(sums, row);
     add_shares(sums, split);
-    if (!is_there || warp % split) continue;
-    for (int e = 0; e < 2; ++e) {
-      const int member = members.of(first + 2 * t + e);
-      if (member >= 0) store((is_shared ? shared_inner : inner)[(size_t)member * wide + tile * 8 + g], silu(sums[e]) * sums[2 + e]);
-    }
+    if (is_there && warp % split == 0)
+      for (int e = 0; e < 2; ++e) {
+        const int member = members.of(first + 2 * t + e);
+        if (member >= 0) store((is_shared ? shared_inner : inner)[(size_t)member * wide + tile * 8 + g], silu(sums[e]) * sums[2 + e]);
+      }
+    first += STREAM_ROWS;
+    if (first >= members.count) break;
+    stream = asked();
   }
 }
-#define GATE_UP_FEW(name, AHEAD)                                                                                                     \
-  KERNEL(32 * STREAM_WARPS, name)(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen, bf16* inner, \
-                                  bf16* shared_inner, int rows, int top, int experts, int hidden, int width, int shared_width,       \
-                                  int split) {                                                                                       \
-    gate_up_few<AHEAD>(x, gate_up, shared_gate_up, chosen, inner, shared_inner, rows, top, experts, hidden, width, shared_width, split); \
+KERNEL(32 * STREAM_WARPS, experts_few_gate_up)(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen,
+                                               bf16* inner, bf16* shared_inner, int rows, int top, int experts, int hidden, int width,
+                                               int shared_width, int split) {
+  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
+  gate_up_few<6, false>(x, gate_up, shared_gate_up, choices, nullptr, inner, shared_inner, hidden, width, shared_width, split);
+}
+REGISTER(experts_few_gate_up)
+#define CHOOSE_GATE_UP_FEW(entry, name, AHEAD)                                                                                       \
+  entry(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const float* logits, float* weights, bf16* inner,            \
+        bf16* shared_inner, int rows, int top, int experts, int hidden, int width, int shared_width, int split, int renormalise) {   \
+    const Choices choices = {nullptr, logits, rows, top, experts, renormalise};                                                      \
+    gate_up_few<AHEAD, true>(x, gate_up, shared_gate_up, choices, weights, inner, shared_inner, hidden, width, shared_width, split); \
   }                                                                                                                                  \
   REGISTER(name)
-GATE_UP_FEW(experts_few_gate_up, 6)
-// Of few jobs all blocks fit the device at once with fewer registers, and none runs behind the others.
-GATE_UP_FEW(experts_few_gate_up_wide, 4)
+CHOOSE_GATE_UP_FEW(KERNEL(32 * STREAM_WARPS, experts_few_choose_gate_up), experts_few_choose_gate_up, 6)
+// Of few jobs all blocks, of four warps, fit the device at once with fewer registers, and none runs behind the others.
+CHOOSE_GATE_UP_FEW(KERNEL_OF_MANY(128, 5, experts_few_choose_gate_up_wide), experts_few_choose_gate_up_wide, 4)
 
 // said [assignments, hidden] = inner down^T with the matrix of each row's expert, down [experts, hidden, width], and shared_said [rows,
-// hidden] likewise. A tile is 16 outputs.
-KERNEL(32 * STREAM_WARPS, experts_few_down)(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const bf16* down,
-                                            const bf16* shared_down, const uint32_t* __restrict__ chosen, float* __restrict__ said,
-                                            float* __restrict__ shared_said, int rows, int top, int experts, int hidden, int width,
-                                            int shared_width, int split) {
+// hidden] likewise. A tile is 16 outputs. With MAKES the choices are made here once more, and the first weights asked for, before what lies
+// between is there: the launch before this one lets it start when the logits are.
+template <bool MAKES>
+DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const bf16* down, const bf16* shared_down,
+                  Choices choices, float* __restrict__ said, float* __restrict__ shared_said, int hidden, int width, int shared_width,
+                  int split) {
   let_others_start();
-  await_inputs();
-  const Members members = find_members(chosen, rows, top, experts, shared_width > 0);
-  if (members.count == 0) return;
-  const bool is_shared = members.list == nullptr;
+  if (!MAKES) await_inputs();
+  const int number = number_of(choices.rows, shared_width > 0);
+  const bool is_shared = number < 0;
+  if (MAKES && !is_shared) choices.make(nullptr);
+  const Members members = is_shared ? members_of_shared(choices.rows) : find_members(choices, number);
+  if (members.count == 0) {
+    if (MAKES) await_inputs();  // who is done says so for all before it
+    return;
+  }
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = is_shared ? shared_width : width;
   const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
   const bool is_there = tile * STREAM_OUTER < hidden;
   const bf16* const matrix = is_shared ? shared_down : down + (size_t)members.expert * hidden * width;
   const bf16* const near = matrix + (size_t)(is_there ? tile * STREAM_OUTER + g : 0) * wide + 8 * t;
   const Share share = share_of(wide, split);
-  for (int first = 0; first < members.count; first += STREAM_ROWS) {
+  const auto asked = [&] { return Stream<6>(near, near + (size_t)8 * wide, share.begin, is_there ? share.end : share.begin); };
+  Stream<6> stream = asked();
+  if (MAKES) await_inputs();
+  for (int first = 0;;) {
     float sums[4] = {};
     const int mine = members.of(first + g);
     const bf16* const row = mine < 0 ? nullptr : (is_shared ? shared_inner : inner) + (size_t)mine * wide + 8 * t + share.begin * STREAM_CHUNK;
-    if (is_there) Stream<6>(near, near + (size_t)8 * wide, share.begin, share.end).multiply(sums, row);
+    stream.multiply(sums, row);
     add_shares(sums, split);
-    if (!is_there || warp % split) continue;
-    for (int e = 0; e < 4; ++e) {
-      const int member = members.of(first + 2 * t + (e & 1));
-      if (member >= 0) (is_shared ? shared_said : said)[(size_t)member * hidden + tile * STREAM_OUTER + g + 8 * (e >> 1)] = sums[e];
-    }
+    if (is_there && warp % split == 0)
+      for (int e = 0; e < 4; ++e) {
+        const int member = members.of(first + 2 * t + (e & 1));
+        if (member >= 0) (is_shared ? shared_said : said)[(size_t)member * hidden + tile * STREAM_OUTER + g + 8 * (e >> 1)] = sums[e];
+      }
+    first += STREAM_ROWS;
+    if (first >= members.count) break;
+    stream = asked();
   }
 }
+KERNEL(32 * STREAM_WARPS, experts_few_down)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
+                                            const uint32_t* chosen, float* said, float* shared_said, int rows, int top, int experts,
+                                            int hidden, int width, int shared_width, int split) {
+  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
+  down_few<false>(inner, shared_inner, down, shared_down, choices, said, shared_said, hidden, width, shared_width, split);
+}
 REGISTER(experts_few_down)
+KERNEL(32 * STREAM_WARPS, experts_few_choose_down)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
+                                                   const float* logits, float* said, float* shared_said, int rows, int top, int experts,
+                                                   int hidden, int width, int shared_width, int split) {
+  const Choices choices = {nullptr, logits, rows, top, experts, 0};
+  down_few<true>(inner, shared_inner, down, shared_down, choices, said, shared_said, hidden, width, shared_width, split);
+}
+REGISTER(experts_few_choose_down)
 
 // out [rows, hidden] += the sum over a row's assignments of weight times what its expert said, in the order of the choices, and of
 // sigmoid(gate) times what the shared expert said, where there is one. Grid: rows, 128 values.
@@ -129,3 +197,68 @@ KERNEL(128, experts_few_sum)(const float* __restrict__ said, const float* __rest
   store(out[(size_t)row * hidden + i], sum);
 }
 REGISTER(experts_few_sum)
+
+// The same of four values from `i` on, with eight experts' on their way at once: of one row there is nothing else to do.
+DEV void add_said(Four& sum, const float* said, const float* shared_said, const float* weights, const float* gate, int row, int i,
+                  int hidden, int top, int is_shared) {
+  constexpr int EACH = 8;
+  auto add = [&](float weight, const Four& values) {
+    for (int j = 0; j < 4; ++j) sum.at[j] += weight * values.at[j];
+  };
+  const Four shared = is_shared ? read_four(shared_said + (size_t)row * hidden + i) : Four{};
+  const float share = is_shared ? sigmoid(gate[row]) : 0.f;
+  for (int first = 0; first < top; first += EACH) {
+    const size_t assignment = (size_t)row * top + first;
+    Four values[EACH];
+    float each[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k)
+      if (first + k < top) {
+        values[k] = read_four(said + (assignment + k) * hidden + i);
+        each[k] = weights[assignment + k];
+      }
+#pragma unroll
+    for (int k = 0; k < EACH; ++k)
+      if (first + k < top) add(each[k], values[k]);
+  }
+  if (is_shared) add(share, shared);
+}
+
+// The same for whole rows, and y [rows, hidden] = their norm, of the sums as they are stored: `rms_norm`, bit for bit. One block for a row;
+// hidden a multiple of 4. Dynamic shared memory: a row in fp32.
+constexpr int SUM_THREADS = 512;
+KERNEL(SUM_THREADS, experts_few_sum_norm)(const float* said, const float* shared_said, const float* weights, const float* gate, bf16* out,
+                                          const float* w, bf16* y, int hidden, int top, int is_shared, float offset, float eps) {
+  DYNAMIC_SHARED(memory);
+  SHARED float part[SUM_THREADS / 32];
+  float* const sums = (float*)memory;
+  const int row = blockIdx.x, mine = 4 * threadIdx.x;
+  const size_t at = (size_t)row * hidden;
+  let_others_start();
+  const Four weight = mine < hidden ? read_four(w + mine) : Four{};
+  await_inputs();
+  for (int i = mine; i < hidden; i += 4 * SUM_THREADS) {
+    Four sum = read_four(out + at + i);
+    add_said(sum, said, shared_said, weights, gate, row, i, hidden, top, is_shared);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      bf16 stored;
+      store(stored, sum.at[j]);
+      sum.at[j] = f32(stored);
+    }
+    write_four(sums + i, sum);
+    write_four(out + at + i, sum);
+  }
+  sync();
+  float scale;
+  if (hidden <= NARROW_NORM) {
+    scale = inverse_rms<32>(sums, threadIdx.x & 31, hidden, eps);
+  } else {
+    // The first 128 threads add up squares, in the order of a norm by itself.
+    const float squares = threadIdx.x < 128 ? squares_of<128>(sums, threadIdx.x, hidden) : 0.f;
+    scale = 1.f / sqrtf(block_sum<128>(squares, part) / hidden + eps);
+  }
+  for (int i = mine; i < hidden; i += 4 * SUM_THREADS)
+    write_four(y + at + i, normed(read_four(sums + i), i == mine ? weight : read_four(w + i), scale, offset));
+}
+REGISTER(experts_few_sum_norm)

@@ -22,6 +22,7 @@
 #define KERNEL(threads, name) static void name
 #define KERNEL_ALONE(threads, name) static void name
 #define KERNEL_PAIRED(threads, name) static void name
+#define KERNEL_OF_MANY(threads, blocks, name) static void name
 #define REGISTER(name) static const sim::Registered name##_registered(#name, &sim::call<name>);
 #define SHARED static thread_local
 #define DYNAMIC_SHARED(name) uint8_t* name = sim::shared_memory()
@@ -199,6 +200,7 @@ DEV float shuffle_xor(float v, int mask) {
   return from_bits((uint32_t)all.of((sim::current ^ mask) & 31)[0]);
 }
 DEV void await_inputs() {}
+template <class T> DEV T read_fresh(const T* from) { return *from; }
 DEV void let_others_start() {}
 DEV uint32_t lanes_where(bool it_is) {
   const sim::Exchanged all = sim::exchange({it_is});
@@ -207,6 +209,12 @@ DEV uint32_t lanes_where(bool it_is) {
   return bits;
 }
 DEV int bits_set(uint32_t x) { return __builtin_popcount(x); }
+DEV uint32_t largest_of_warp(uint32_t x) {
+  const sim::Exchanged all = sim::exchange({x});
+  for (int lane = 0; lane < 32; ++lane) x = x < (uint32_t)all.of(lane)[0] ? (uint32_t)all.of(lane)[0] : x;
+  return x;
+}
+DEV uint32_t least_of_warp(uint32_t x) { return ~largest_of_warp(~x); }
 DEV void sync_warp() { sim::exchange({}); }
 
 // Runs kernel `name`; null, or what went wrong.

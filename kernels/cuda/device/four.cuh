@@ -13,6 +13,15 @@ DEV Four read_four(const bf16* at) {
   const uint2 v = *(const uint2*)at;
   return {{low_bf16(v.x), high_bf16(v.x), low_bf16(v.y), high_bf16(v.y)}};
 }
+// The same before the wait for what the last launches wrote.
+DEV Four read_four_fresh(const float* at) {
+  const uint4 v = read_fresh((const uint4*)at);
+  return {{from_bits(v.x), from_bits(v.y), from_bits(v.z), from_bits(v.w)}};
+}
+DEV Four read_four_fresh(const bf16* at) {
+  const uint2 v = read_fresh((const uint2*)at);
+  return {{low_bf16(v.x), high_bf16(v.x), low_bf16(v.y), high_bf16(v.y)}};
+}
 DEV void write_four(float* at, const Four& v) { *(uint4*)at = {to_bits(v.at[0]), to_bits(v.at[1]), to_bits(v.at[2]), to_bits(v.at[3])}; }
 DEV void write_four(bf16* at, const Four& v) { *(uint2*)at = {pack_bf16(v.at[0], v.at[1]), pack_bf16(v.at[2], v.at[3])}; }
 

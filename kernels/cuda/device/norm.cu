@@ -1,29 +1,5 @@
 // Norms and gates. Weights are fp32, rows bf16 or fp32.
-#include "four.cuh"
-
-// Sum over the threads of a row: a block, or one of its four warps where rows are narrow.
-template <int THREADS> DEV float row_sum(float x) {
-  SHARED float part[4];
-  if (THREADS == 128) return block_sum<128>(x, part);
-  for (int m = 16; m; m >>= 1) x += shuffle_xor(x, m);
-  return x;
-}
-
-// Fours of one row: those of this thread, THREADS for each row. `whole` says that a row is whole fours.
-#define OWN_FOURS(i) for (uint32_t i = 4 * first; i < (uint32_t)width; i += 4 * THREADS)
-
-template <int THREADS, class E> DEV float inverse_rms(const E* __restrict__ row, int first, int width, float eps) {
-  const bool whole = width % 4 == 0;
-  float squares = 0.f;
-  // Unrolled so that all reads of a pass are on their way before the first is used: of one row there is nothing else to do.
-#pragma unroll 4
-  OWN_FOURS(i) {
-    const Four v = read_part(row + i, whole, width - i);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) squares += v.at[j] * v.at[j];
-  }
-  return 1.f / sqrtf(row_sum<THREADS>(squares) / width + eps);
-}
+#include "norm.cuh"
 
 // y = x / rms(x) * (offset + w), offset 1 for zero-centred weights. x, y [rows, width]; THREADS for each row.
 template <int THREADS, class E>
@@ -36,11 +12,8 @@ DEV void rms_norm(const E* __restrict__ x, const float* __restrict__ w, E* __res
   const bool whole = width % 4 == 0;
   const float scale = inverse_rms<THREADS>(x + at, first, width, eps);
   OWN_FOURS(i) {
-    Four v = read_part(x + at + i, whole, width - i);
-    const Four weight = read_part(w + i, whole, width - i);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v.at[j] *= scale * (offset + weight.at[j]);
-    write_part(y + at + i, v, whole, width - i);
+    const Four v = read_part(x + at + i, whole, width - i), weight = read_part(w + i, whole, width - i);
+    write_part(y + at + i, normed(v, weight, scale, offset), whole, width - i);
   }
 }
 
@@ -65,13 +38,7 @@ DEV void add_norm(E* x, const E* __restrict__ r, const float* __restrict__ w, E*
 #pragma unroll
     for (uint32_t n = 0; n < EACH; ++n)
       if (const uint32_t i = first + n * 512; i < end) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          E sum;
-          store(sum, old[n].at[j] + more[n].at[j]);
-          old[n].at[j] = f32(sum);
-          squares += old[n].at[j] * old[n].at[j];
-        }
+        add_four<E>(old[n], more[n], squares);
         write_part(x + at + i, old[n], whole, end - i);
       }
   }
@@ -86,11 +53,7 @@ DEV void add_norm(E* x, const E* __restrict__ r, const float* __restrict__ w, E*
       }
 #pragma unroll
     for (uint32_t n = 0; n < EACH; ++n)
-      if (const uint32_t i = first + n * 512; i < end) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[n].at[j] *= scale * (offset + weight[n].at[j]);
-        write_part(y + at + i, sum[n], whole, end - i);
-      }
+      if (const uint32_t i = first + n * 512; i < end) write_part(y + at + i, normed(sum[n], weight[n], scale, offset), whole, end - i);
   }
 }
 
@@ -105,11 +68,9 @@ DEV void gated_norm(const E* __restrict__ x, const E* __restrict__ z, const floa
   const bool whole = width % 4 == 0;
   const float scale = inverse_rms<THREADS>(x + at, first, width, eps);
   OWN_FOURS(i) {
-    Four v = read_part(x + at + i, whole, width - i);
+    const Four v = read_part(x + at + i, whole, width - i);
     const Four gate = read_part(z + at + i, whole, width - i), weight = read_part(w + i, whole, width - i);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v.at[j] *= scale * weight.at[j] * silu(gate.at[j]);
-    write_part(y + at + i, v, whole, width - i);
+    write_part(y + at + i, gated(v, weight, gate, scale), whole, width - i);
   }
 }
 

@@ -1,36 +1,41 @@
 // Several products of the same few rows in one launch.
+#include "norm.cuh"
 #include "stream.cuh"
 
-// y_m [rows, outer_m] = x [rows, inner] w_m [outer_m, inner]^T for up to four weights; an outer of 0 is none. Grid: tiles of 16 outputs of
-// all weights by the tiles of a block, eights of rows. A block has `split` warps for each of its tiles. inner is a multiple of 32.
-template <int AHEAD, class Out>
-DEV void product_few(const bf16* __restrict__ x, const bf16* w0, const bf16* w1, const bf16* w2, const bf16* w3, Out* y0, Out* y1, Out* y2, Out* y3,
-                     int outer0, int outer1, int outer2, int outer3, int rows, int inner, int split) {
+// Up to four weights [outer, inner] and products [rows, outer]; an outer of 0 is none.
+template <class Out> struct Parts {
+  const bf16* weights[4];
+  Out* y[4];
+  int outer[4];
+};
+
+// y_m = x w_m^T. Grid: tiles of 16 outputs of all weights by the tiles of a block, eights of rows. A block has `split` warps for each of its
+// tiles. inner is a multiple of 32. `wait` waits, and says where the rows then lie, `stride` values apart; IS_NEAR: in shared memory.
+template <int AHEAD, bool IS_NEAR, class Out, class Wait>
+DEV void product_few(const Parts<Out>& parts, Wait wait, int stride, int rows, int inner, int split) {
   let_others_start();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, row0 = blockIdx.y * STREAM_ROWS;
   auto tiles = [](int outer) { return (outer + STREAM_OUTER - 1) / STREAM_OUTER; };
-  int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split, outer = outer0;
-  const bf16* weight = w0;
-  Out* y = y0;
-  auto next = [&](const bf16* w, Out* out, int o) {
-    if (tile < tiles(outer)) return;
-    tile -= tiles(outer);
-    weight = w;
-    y = out;
-    outer = o;
-  };
-  next(w1, y1, outer1);
-  next(w2, y2, outer2);
-  next(w3, y3, outer3);
+  int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split, outer = parts.outer[0];
+  const bf16* weight = parts.weights[0];
+  Out* y = parts.y[0];
+#pragma unroll
+  for (int m = 1; m < 4; ++m)
+    if (tile >= tiles(outer)) {
+      tile -= tiles(outer);
+      weight = parts.weights[m];
+      y = parts.y[m];
+      outer = parts.outer[m];
+    }
   const bool is_there = tile < tiles(outer);  // the last block may have a tile too many
   auto at = [&](int o) { return weight + (size_t)(o < outer ? o : outer - 1) * inner + 8 * t; };
   const Share share = share_of(inner, split);
   float sums[4] = {};
   // The weight is on its way before the rows are there.
   Stream<AHEAD> stream(at(tile * STREAM_OUTER + g), at(tile * STREAM_OUTER + g + 8), share.begin, is_there ? share.end : share.begin);
-  await_inputs();
-  const bf16* const row = row0 + g < rows ? x + (size_t)(row0 + g) * inner + 8 * t + share.begin * STREAM_CHUNK : nullptr;
-  stream.multiply(sums, row);
+  const bf16* const x = wait();
+  const bf16* const row = row0 + g < rows ? x + (size_t)(row0 + g) * stride + 8 * t + share.begin * STREAM_CHUNK : nullptr;
+  stream.template multiply<IS_NEAR>(sums, row);
   add_shares(sums, split);
   if (!is_there || warp % split) return;
   for (int e = 0; e < 4; ++e) {
@@ -42,7 +47,12 @@ DEV void product_few(const bf16* __restrict__ x, const bf16* w0, const bf16* w1,
   KERNEL(32 * STREAM_WARPS, product_few_##suffix)(const bf16* x, const bf16* w0, const bf16* w1, const bf16* w2, const bf16* w3,     \
                                                   Out* y0, Out* y1, Out* y2, Out* y3, int outer0, int outer1, int outer2,            \
                                                   int outer3, int rows, int inner, int split) {                                      \
-    product_few<AHEAD>(x, w0, w1, w2, w3, y0, y1, y2, y3, outer0, outer1, outer2, outer3, rows, inner, split);                       \
+    const Parts<Out> parts = {{w0, w1, w2, w3}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};                                 \
+    const auto wait = [&] {                                                                                                          \
+      await_inputs();                                                                                                                \
+      return x;                                                                                                                      \
+    };                                                                                                                               \
+    product_few<AHEAD, false>(parts, wait, inner, rows, inner, split);                                                               \
   }                                                                                                                                  \
   REGISTER(product_few_##suffix)
 // Many warps with four chunks on their way each, or few with all that they will ever read.
@@ -50,3 +60,64 @@ PRODUCT_FEW(bf16, bf16, 4)
 PRODUCT_FEW(float, f32, 4)
 PRODUCT_FEW(bf16, bf16_deep, 16)
 PRODUCT_FEW(float, f32_deep, 16)
+
+// The same for the norm of sums: sums = x + r, normed = sums / rms(sums) * (offset + w) as `add_norm` makes them, bit for bit, and
+// y_m = normed w_m^T. Every block makes all norms for itself, and the first one writes them: of one or two rows that is less than a launch.
+// x, r, sums, normed [rows, inner]; sums are not x, which other blocks still read. Dynamic shared memory: a row and 16 bytes for each row.
+KERNEL(32 * STREAM_WARPS, add_norm_product_few)(const bf16* x, const bf16* r, const float* w, bf16* sums, bf16* normed_rows, const bf16* w0,
+                                                const bf16* w1, const bf16* w2, const bf16* w3, float* y0, float* y1, float* y2, float* y3,
+                                                int outer0, int outer1, int outer2, int outer3, int rows, int inner, int split,
+                                                float offset, float eps) {
+  DYNAMIC_SHARED(memory);
+  SHARED float part[STREAM_WARPS];
+  constexpr int THREADS = 128, EACH = 4, PASS = 4 * THREADS;  // of the norm by itself; fours of a thread on their way at once
+  const int stride = inner + 8, first = 4 * threadIdx.x;
+  const bool works = threadIdx.x < THREADS, writes = blockIdx.x == 0;
+  const auto wait = [&] {
+    Four weight[EACH];
+    auto ask_weight = [&](int from) {
+#pragma unroll
+      for (int n = 0; n < EACH; ++n)
+        if (works && from + n * PASS < inner) weight[n] = read_four(w + from + n * PASS);
+    };
+    ask_weight(first);
+    await_inputs();
+    for (int number = 0; number < rows; ++number) {
+      const size_t at = (size_t)number * inner;
+      bf16* const row = (bf16*)memory + number * stride;
+      float squares = 0.f;
+      for (int from = first; works && from < inner; from += EACH * PASS) {
+        Four old[EACH], more[EACH];
+#pragma unroll
+        for (int n = 0; n < EACH; ++n)
+          if (const int i = from + n * PASS; i < inner) {
+            old[n] = read_four(x + at + i);
+            more[n] = read_four(r + at + i);
+          }
+#pragma unroll
+        for (int n = 0; n < EACH; ++n)
+          if (const int i = from + n * PASS; i < inner) {
+            add_four<bf16>(old[n], more[n], squares);
+            write_four(row + i, old[n]);
+            if (writes) write_four(sums + at + i, old[n]);
+          }
+      }
+      const float scale = 1.f / sqrtf(block_sum<THREADS>(squares, part) / inner + eps);
+      for (int from = first; works && from < inner; from += EACH * PASS) {
+        if (from != first || inner > EACH * PASS) ask_weight(from);
+#pragma unroll
+        for (int n = 0; n < EACH; ++n)
+          if (const int i = from + n * PASS; i < inner) {
+            const Four y = normed(read_four(row + i), weight[n], scale, offset);
+            write_four(row + i, y);
+            if (writes) write_four(normed_rows + at + i, y);
+          }
+      }
+    }
+    sync();
+    return (const bf16*)memory;
+  };
+  const Parts<float> parts = {{w0, w1, w2, w3}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};
+  product_few<16, true>(parts, wait, stride, rows, inner, split);
+}
+REGISTER(add_norm_product_few)

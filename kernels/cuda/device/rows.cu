@@ -1,4 +1,5 @@
 // Element-wise work on packed rows, and the choice of experts.
+#include "choice.cuh"
 #include "four.cuh"
 
 // y = table[ids], rows of `units` times 16 bytes, of an embedding or of activations. One block per row.
@@ -74,60 +75,12 @@ template <class E> DEV void swiglu(const E* __restrict__ x, E* __restrict__ y, u
   REGISTER(swiglu_##suffix)
 FOR_EACH_FLOAT(ROW_KERNELS)
 
-// The `most` experts of largest logits for each row, largest first, equal ones by number, with the softmax over all experts as weights,
-// made to sum to 1 over the chosen if `renormalise`. One warp per row; logits [rows, experts], chosen and weights [rows, most].
-constexpr int MOST_CHOICES = 1024;
-template <int EACH>
-DEV void choose(const float* __restrict__ logits, uint32_t* __restrict__ chosen, float* __restrict__ weights, int experts, int most,
-                        int renormalise) {
-  const float* const row = logits + (size_t)blockIdx.x * experts;
-  const int lane = threadIdx.x;
-  float x[EACH], largest = -INFINITY, sum = 0.f, of_chosen = 0.f, mine = 0.f;
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) x[i] = 32 * i + lane < experts ? row[32 * i + lane] : -INFINITY;
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) largest = fmaxf(largest, x[i]);
-  for (int m = 16; m; m >>= 1) largest = fmaxf(largest, shuffle_xor(largest, m));
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) sum += 32 * i + lane < experts ? expf(x[i] - largest) : 0.f;
-  for (int m = 16; m; m >>= 1) sum += shuffle_xor(sum, m);
-  // Each pass takes the best of those that come after the last one taken.
-  float last = INFINITY;
-  int last_id = -1;
-  for (int n = 0; n < most; ++n) {
-    float best = -INFINITY, id = (float)experts;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const int number = 32 * i + lane;
-      // Numbers ascend, so the first of equal ones is kept.
-      if (number < experts && (x[i] < last || (x[i] == last && number > last_id)) && (x[i] > best || id == (float)experts)) {
-        best = x[i];
-        id = (float)number;
-      }
-    }
-    for (int m = 16; m; m >>= 1) {
-      const float other = shuffle_xor(best, m), other_id = shuffle_xor(id, m);
-      if (other > best || (other == best && other_id < id)) {
-        best = other;
-        id = other_id;
-      }
-    }
-    last = best;
-    last_id = id < (float)experts ? (int)id : n;  // logits that are no numbers: other experts, a weight that is none
-    const float weight = expf(best - largest) / sum;
-    of_chosen += weight;
-    if (lane != n % 32) continue;  // every lane writes, and scales, its own
-    chosen[(size_t)blockIdx.x * most + n] = (uint32_t)last_id;
-    weights[(size_t)blockIdx.x * most + n] = mine = weight;
-  }
-  if (!renormalise) return;
-  for (int n = lane; n < most; n += 32) weights[(size_t)blockIdx.x * most + n] = (most <= 32 ? mine : weights[(size_t)blockIdx.x * most + n]) / of_chosen;
-}
+// The experts of each row (choice.cuh). One warp per row; logits [rows, experts], chosen and weights [rows, most].
 KERNEL(32, choose_experts)(const float* logits, uint32_t* chosen, float* weights, int experts, int most, int renormalise) {
   let_others_start();
   await_inputs();
-  if (experts <= 256) choose<8>(logits, chosen, weights, experts, most, renormalise);
-  else choose<MOST_CHOICES / 32>(logits, chosen, weights, experts, most, renormalise);
+  const size_t row = blockIdx.x;
+  choose(logits + row * experts, chosen + row * most, weights + row * most, experts, most, renormalise);
 }
 REGISTER(choose_experts)
 

@@ -1,6 +1,7 @@
 // One token of many sequences through a linear layer: what `conv_warm` and `compose_seam` do for a run of one row and no bodies, bit for
 // bit, with the tails, the gates and the states in two launches. slots [rows]: the slot of each row's sequence.
 #include "conv.cuh"
+#include "norm.cuh"
 
 namespace step {
 constexpr int COLUMNS = 32, QUARTERS = 4;
@@ -45,24 +46,41 @@ DEV void conv_step(const E* __restrict__ x, const float* __restrict__ taps, cons
   else write_four(v + ((size_t)row * heads + head - 2 * key_heads) * width + i, y);
 }
 
+// What stands behind a head's outputs where one block has them all: y [rows, heads, D] = gated_norm of o, gate z like y, w [D].
+template <class E> struct Behind {
+  const E* z;
+  const float* w;
+  E* y;
+  float eps;
+};
+
 // S <- e^g S ;  u = b (v - k^T S) ;  S <- S + k u^T ;  o = q^T S. state: a slot's begins `stride` values behind the last one's,
-// [heads, key, value]. One block for a head of a row and 32 columns: lane = column, warp = a quarter of the key rows, in registers.
-template <int D, class E>
+// [heads, key, value]. One block for a head of a row and SPAN columns: lane = column, warp = a quarter of the key rows, in registers.
+// Blocks of 32 columns write o to `out`; those of a whole head its gated norm, with the bits of `gated_norm`.
+template <int D, int SPAN, class E>
 DEV void gdn_step(const E* __restrict__ q, const E* __restrict__ k, const E* __restrict__ v, const float* __restrict__ gate,
                   const float* __restrict__ beta, const uint32_t* __restrict__ slots, float* state, uint32_t stride, E* __restrict__ out,
-                  int heads, int key_heads) {
-  SHARED float part[2][QUARTERS][COLUMNS], keys[D], queries[D];
+                  const Behind<E>& behind, int heads, int key_heads) {
+  constexpr bool IS_WHOLE = SPAN == D;
+  SHARED float part[2][QUARTERS][SPAN], keys[D], queries[D];
+  SHARED Four outputs[IS_WHOLE ? D / 4 : 1];
   constexpr int ROWS = D / QUARTERS;
-  const int head = blockIdx.x, row = blockIdx.z, key_head = head / (heads / key_heads), c = threadIdx.x & 31, quarter = threadIdx.x >> 5;
-  const int row0 = quarter * ROWS, column = blockIdx.y * COLUMNS + c;
+  const int head = blockIdx.x, row = blockIdx.z, key_head = head / (heads / key_heads), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int c = IS_WHOLE ? warp / QUARTERS * COLUMNS + lane : lane, quarter = warp % QUARTERS, row0 = quarter * ROWS, column = blockIdx.y * SPAN + c;
   float* const home = state + (size_t)slots[row] * stride + ((size_t)head * D + row0) * D + column;
+  const size_t at = (size_t)row * heads + head, key_at = ((size_t)row * key_heads + key_head) * D;
+  const bool is_behind = IS_WHOLE && warp == 0 && 4 * lane < D;
   float s[ROWS];
+  Four z = {}, w = {};
   let_others_start();
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) s[i] = home[(size_t)i * D];
-  await_inputs();  // `conv_step` lets this start when the last step is done
-  const size_t at = (size_t)row * heads + head, key_at = ((size_t)row * key_heads + key_head) * D;
-  for (int i = threadIdx.x; i < D; i += 128) {
+  if (is_behind) {
+    z = read_four_fresh(behind.z + at * D + 4 * lane);
+    w = read_four(behind.w + 4 * lane);
+  }
+  await_inputs();  // `conv_step` lets this start when the last step and this layer's products are done
+  for (int i = threadIdx.x; i < D; i += QUARTERS * SPAN) {
     keys[i] = f32(k[key_at + i]);
     queries[i] = f32(q[key_at + i]);
   }
@@ -74,7 +92,7 @@ DEV void gdn_step(const E* __restrict__ q, const E* __restrict__ k, const E* __r
     s[i] += s[i] * decay;
     read += keys[row0 + i] * s[i];
   }
-  auto over_quarters = [&](float x, float (*sums)[COLUMNS]) {
+  auto over_quarters = [&](float x, float (*sums)[SPAN]) {
     sums[quarter][c] = x;
     sync();
     return (sums[0][c] + sums[1][c]) + (sums[2][c] + sums[3][c]);
@@ -87,7 +105,19 @@ DEV void gdn_step(const E* __restrict__ q, const E* __restrict__ k, const E* __r
     home[(size_t)i * D] = s[i];
   }
   o = over_quarters(o, part[1]);
-  if (quarter == 0) store(out[at * D + column], o);
+  if (!IS_WHOLE) {
+    if (quarter == 0) store(out[at * D + column], o);
+    return;
+  }
+  if (quarter == 0) {
+    E stored;
+    store(stored, o);
+    ((float*)outputs)[c] = f32(stored);
+  }
+  sync();
+  if (warp != 0) return;
+  const float scale = inverse_rms<32>((const float*)outputs, lane, D, behind.eps);
+  if (is_behind) write_four(behind.y + at * D + 4 * lane, gated(outputs[lane], w, z, scale));
 }
 
 }  // namespace step
@@ -106,9 +136,15 @@ REGISTER(append_tokens)
 #define GDN_STEP(E, suffix, D)                                                                                                       \
   KERNEL(128, gdn_step_##D##_##suffix)(const E* q, const E* k, const E* v, const float* gate, const float* beta,                     \
                                        const uint32_t* slots, float* state, uint32_t stride, E* out, int heads, int key_heads) {     \
-    step::gdn_step<D>(q, k, v, gate, beta, slots, state, stride, out, heads, key_heads);                                                   \
+    step::gdn_step<D, step::COLUMNS, E>(q, k, v, gate, beta, slots, state, stride, out, {}, heads, key_heads);                       \
   }                                                                                                                                  \
-  REGISTER(gdn_step_##D##_##suffix)
+  REGISTER(gdn_step_##D##_##suffix)                                                                                                  \
+  KERNEL(4 * D, gdn_step_norm_##D##_##suffix)(const E* q, const E* k, const E* v, const float* gate, const float* beta,              \
+                                              const uint32_t* slots, float* state, uint32_t stride, const E* z, const float* w,      \
+                                              E* y, float eps, int heads, int key_heads) {                                           \
+    step::gdn_step<D, D, E>(q, k, v, gate, beta, slots, state, stride, nullptr, {z, w, y, eps}, heads, key_heads);                   \
+  }                                                                                                                                  \
+  REGISTER(gdn_step_norm_##D##_##suffix)
 #define STEP(E, suffix)                                                                                                              \
   KERNEL(128, conv_step_##suffix)(const E* x, const float* taps, const uint32_t* slots, E* tails, uint32_t stride, uint32_t first,   \
                                   const E* a, const E* b, const float* a_log, const float* dt_bias, E* q, E* k, E* v, float* gate,   \

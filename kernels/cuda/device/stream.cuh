@@ -25,10 +25,13 @@ template <int AHEAD> struct Stream {
     weight[i][1] = read_once((const uint4*)(far + chunk * STREAM_CHUNK));
   }
   // sums [outer g (+ 8), rows 2 t, 2 t + 1] += W X^T. row: row g of the activations from 8 t and the first chunk on, or null where there
-  // is none.
-  DEV_MEMBER void multiply(float (&sums)[4], const bf16* row) {
+  // is none. IS_NEAR: they lie in shared memory.
+  template <bool IS_NEAR = false> DEV_MEMBER void multiply(float (&sums)[4], const bf16* row) {
     uint4 x[AHEAD];
-    auto ask_row = [&](int i, int chunk) { x[i] = row == nullptr ? uint4{0, 0, 0, 0} : read_ahead((const uint4*)(row + chunk * STREAM_CHUNK)); };
+    auto ask_row = [&](int i, int chunk) {
+      const uint4* const from = (const uint4*)(row + chunk * STREAM_CHUNK);
+      x[i] = row == nullptr ? uint4{0, 0, 0, 0} : IS_NEAR ? *from : read_ahead(from);
+    };
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i)
       if (i < left) ask_row(i, i);

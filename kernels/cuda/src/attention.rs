@@ -5,7 +5,7 @@ use crate::choice::{AttentionForm, attention_form};
 use crate::contexts::{Contexts, GATHERED, MERGE_WORDS};
 use crate::launch::Launch;
 use crate::memory::Float;
-use crate::{Buffer, Device, Error, Result};
+use crate::{Buffer, Device, Error, Result, sigmoid_gate};
 
 /// Threads and bytes of shared memory of a block: sizes of device/attention.cu, attention_hopper.cu and
 /// attention_gathered_hopper.cu.
@@ -33,6 +33,8 @@ pub struct Attention<'a, E: Float = bf16> {
     pub rope: &'a Buffer<f32>,
     /// Factor on scores, usually `width^-0.5`; above zero.
     pub scale: f32,
+    /// As the outputs, which are multiplied by its sigmoid where it is there: [`sigmoid_gate`], bit for bit.
+    pub gate: Option<&'a Buffer<E>>,
     /// Outputs, `[rows, heads, width]`.
     pub out: &'a mut Buffer<E>,
 }
@@ -56,12 +58,15 @@ pub fn attention<E: Float>(device: &Device, run: Attention<'_, E>) -> Result<()>
 /// # Errors
 /// As [`attention`], and [`Error::FindKernel`] for a form that the device does not have.
 pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: AttentionForm) -> Result<()> {
-    let Attention { q, key, value, contexts, rope, scale, out } = run;
+    let Attention { q, key, value, contexts, rope, scale, gate, out } = run;
     let FullShape { heads, kv_heads, key: width, value: value_width, rotary } = contexts.shape;
     Error::unless(value_width == width, "the values", "as wide as the keys", value_width)?;
     let size = contexts.rows * heads * width;
     Error::unless(q.len() == size, "the queries", size, q.len())?;
     Error::unless(out.len() == size, "the outputs", size, out.len())?;
+    if let Some(gate) = gate {
+        Error::unless(gate.len() == size, "the gates", size, gate.len())?;
+    }
     contexts.check_pages([key, value])?;
     contexts.check_angles(rope)?;
     Error::unless(scale > 0.0, "the factor on scores", "above zero", scale)?;
@@ -75,7 +80,8 @@ pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: Atte
         AttentionForm::Hopper => "attention_hopper",
         AttentionForm::Gathered => "attention_gathered",
         AttentionForm::Plain => {
-            return attention_plain(device, (q, key, value), contexts, (rope, scale), out);
+            attention_plain(device, (q, key, value), contexts, (rope, scale), out)?;
+            return gate.map_or(Ok(()), |gate| sigmoid_gate(device, out, gate));
         }
     };
     let (threads, shared) = block(form, width);
@@ -103,28 +109,33 @@ pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: Atte
         .int(rotary)
         .int(rotary.max(1).ilog2() as usize)
         .run()?;
-    merge(device, contexts, width, out)
+    merge(device, contexts, width, gate, out)
 }
 
-/// Adds the partial sums of rows whose tokens several jobs share, if there are any, to outputs `[rows, heads, width]`.
+/// Adds the partial sums of rows whose tokens several jobs share, if there are any, to outputs `[rows, heads, width]`, and
+/// multiplies these by the sigmoid of the gate where there is one.
 pub(crate) fn merge<E: Float>(
     device: &Device,
     contexts: &Contexts,
     width: usize,
+    gate: Option<&Buffer<E>>,
     out: &mut Buffer<E>,
 ) -> Result<()> {
-    if contexts.partial_sum.is_empty() {
+    if contexts.partial_sum.is_empty() && gate.is_none() {
         return Ok(());
     }
     let heads = contexts.shape.heads;
-    Launch::new(device, "attention_merge", [contexts.merge.len() / MERGE_WORDS, heads, 1], 256)
+    let kernel = if gate.is_some() { "attention_merge_gated" } else { "attention_merge" };
+    let launch = Launch::new(device, kernel, [contexts.merge.len() / MERGE_WORDS, heads, 1], 256)
         .read(&contexts.partial_out)
         .read(&contexts.partial_sum)
         .read(&contexts.merge)
-        .write(out)
-        .int(heads)
-        .int(width)
-        .run()
+        .write(out);
+    let launch = match gate {
+        Some(gate) => launch.overlapping().read(gate),
+        None => launch,
+    };
+    launch.int(heads).int(width).run()
 }
 
 /// Brings the keys of the contexts' tokens, rotated to their positions, and their values into tiles
@@ -214,6 +225,71 @@ pub fn store_kv<E: Float>(
         order: KvOrder::Tokens,
     };
     moved.store(device, rows, [key, value])
+}
+
+/// The heads of a step before their norms, for [`norm_and_store`].
+pub struct Heads<'a, E: Float = bf16> {
+    /// `[rows, heads, width]`.
+    pub q: &'a Buffer<E>,
+    /// `[rows, kv heads, width]`.
+    pub k: &'a Buffer<E>,
+    /// As the keys.
+    pub v: &'a Buffer<E>,
+    /// Weights of the norms of queries and keys, `[width]`.
+    pub norms: [&'a Buffer<f32>; 2],
+    /// 1 for zero-centred weights, else 0.
+    pub offset: f32,
+    /// What is added to the mean of squares.
+    pub eps: f32,
+    /// The norms of queries, as `q`.
+    pub normed: &'a mut Buffer<E>,
+}
+
+/// [`rms_norm`](crate::rms_norm) of queries and keys of bf16, and [`store_kv`] of those keys and the values, in one launch
+/// and with the same bits: for few rows.
+///
+/// # Errors
+/// [`Error::CheckShape`] when buffers do not fit the contexts or for other formats, [`Error::CallDriver`] when the launch
+/// fails.
+pub fn norm_and_store<E: Float>(
+    device: &Device,
+    run: Heads<'_, E>,
+    contexts: &Contexts,
+    [key, value]: [&mut Buffer<E>; 2],
+) -> Result<()> {
+    let Heads { q, k, v, norms, offset, eps, normed } = run;
+    let FullShape { heads, kv_heads, key: width, .. } = contexts.shape;
+    contexts.check_pages([key, value])?;
+    Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
+    let sizes = [contexts.rows * heads * width, contexts.rows * kv_heads * width];
+    for (what, found, expected) in [
+        ("the queries", q.len(), sizes[0]),
+        ("the norms of queries", normed.len(), sizes[0]),
+        ("the keys", k.len(), sizes[1]),
+        ("the values", v.len(), sizes[1]),
+        ("the weight of queries", norms[0].len(), width),
+        ("the weight of keys", norms[1].len(), width),
+    ] {
+        Error::unless(found == expected, what, expected, found)?;
+    }
+    Launch::new(device, "norm_and_store", [contexts.rows, (heads + 2 * kv_heads).div_ceil(4), 1], 128)
+        .overlapping()
+        .read(q)
+        .read(k)
+        .read(v)
+        .read(norms[0])
+        .read(norms[1])
+        .read(&contexts.row_places)
+        .write(normed)
+        .write(key)
+        .write(value)
+        .int(heads)
+        .int(kv_heads)
+        .int(width)
+        .int(contexts.page_tokens)
+        .float(offset)
+        .float(eps)
+        .run()
 }
 
 /// What lies outermost in rows of keys and values.

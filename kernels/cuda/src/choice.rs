@@ -115,6 +115,39 @@ pub(crate) fn is_few_experts(rows: usize, top: usize, experts: usize, widths: &[
     rows <= FEW_ROWS_OF_EXPERTS && rows * top <= FEW_ROWS_EACH * experts && are_whole
 }
 
+/// Rows up to which launches of decode that move next to nothing ride in those beside them: below it a launch costs more than
+/// what blocks then do in vain.
+const FUSED_ROWS: usize = 8;
+/// Assignments of a step of which every block keeps a list: a size of device/experts_few.cu.
+const FUSED_ASSIGNMENTS: usize = 256;
+
+/// Whether blocks choose the `top` experts of `rows` rows by themselves.
+pub(crate) fn chooses_in_place(rows: usize, top: usize) -> bool {
+    rows <= FUSED_ROWS && rows * top <= FUSED_ASSIGNMENTS
+}
+
+/// Whether norms and gates of `rows` rows are made in the launches before or behind them.
+pub(crate) fn norms_in_place(rows: usize) -> bool {
+    rows <= FUSED_ROWS
+}
+
+/// Rows up to which the recurrence of a step has one block for a head, which norms it: of 32 heads these run at once.
+const WHOLE_HEAD_ROWS: usize = 4;
+
+/// Whether the recurrence of a step of `rows` rows norms its outputs by itself.
+pub(crate) fn norms_in_step(rows: usize) -> bool {
+    rows <= WHOLE_HEAD_ROWS
+}
+
+/// Rows that every block of a product adds up and norms by itself, and their widest: they lie in shared memory.
+const ADDED_ROWS: usize = 2;
+const ADDED_WIDTH: usize = 8192;
+
+/// Whether a sum of rows and its norm are made by every block of the product that reads them.
+pub(crate) fn adds_in_place(rows: usize, width: usize) -> bool {
+    rows <= ADDED_ROWS && width <= ADDED_WIDTH
+}
+
 /// Logits of a part of a row, of which a block finds the largest.
 const LEAST_LOGITS: usize = 4096;
 
@@ -138,17 +171,18 @@ const LEAST_WARPS: usize = 4;
 
 /// Warps of a multiprocessor up to which each asks for all that it will ever read at once.
 const DEEP_WARPS: usize = 8;
-/// Blocks of four warps with few registers that a multiprocessor holds.
+/// Blocks of four warps with few registers that a multiprocessor holds: sizes of device/experts_few.cu.
 const WIDE_BLOCKS: usize = 5;
+const WIDE_THREADS: usize = 128;
 
 /// Whether a product of `warps` warps is one of few. Bits do not depend on it, nor on the one below.
 pub(crate) fn reads_deep(warps: usize, multiprocessors: usize) -> bool {
     warps <= DEEP_WARPS * multiprocessors
 }
 
-/// Whether so many blocks fit the device at once if they take fewer registers.
-pub(crate) fn fits_at_once(blocks: usize, multiprocessors: usize) -> bool {
-    blocks <= WIDE_BLOCKS * multiprocessors
+/// Whether so many blocks of so many threads fit the device at once if they take fewer registers.
+pub(crate) fn is_wide(blocks: usize, threads: usize, multiprocessors: usize) -> bool {
+    threads <= WIDE_THREADS && blocks <= WIDE_BLOCKS * multiprocessors
 }
 
 /// How warps share sums of `inner` terms: never by the number of rows, so that a row's bits do not depend on it.
@@ -208,7 +242,11 @@ mod tests {
         assert!(is_few_experts(128, 8, 256, &[2048, 512]) && !is_few_experts(128, 8, 255, &[2048, 512]));
         assert!(!is_few_experts(129, 1, 256, &[2048]) && !is_few_experts(1, 1, 2, &[2048, 40]));
         assert!(reads_deep(1056, 132) && !reads_deep(1057, 132));
-        assert!(fits_at_once(576, 132) && !fits_at_once(17 * 64, 132));
+        assert!(is_wide(576, 128, 132) && !is_wide(576, 256, 132) && !is_wide(17 * 64, 128, 132));
+        assert!(chooses_in_place(8, 32) && !chooses_in_place(9, 1) && !chooses_in_place(8, 33));
+        assert!(adds_in_place(2, 8192) && !adds_in_place(3, 64) && !adds_in_place(1, 8224));
+        assert!(norms_in_step(4) && !norms_in_step(5));
+        assert!(norms_in_place(8) && !norms_in_place(9));
         let shares =
             [32, 512, 544, 2048, 4096, 16384].map(shares_of).map(|shares| (shares.split, shares.tiles));
         assert_eq!(shares, [(1, 4), (1, 4), (2, 2), (4, 1), (8, 1), (8, 1)]);

@@ -29,8 +29,8 @@ use hypic_domain::model::ModelSpec;
 use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::check::equal;
 use hypic_kernels::op::{
-    self, Experts, Export, FullInput, HostLayer, HostTensor, LinearInput, NormWeight, OpError, SharedExpert,
-    Split, StepLayers,
+    self, Experts, Export, FullInput, HeadGate, HeadNorms, HostLayer, HostTensor, LinearInput, Norm,
+    NormWeight, OpError, SharedExpert, Split, StepLayers,
 };
 use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
@@ -413,6 +413,16 @@ impl<E: Float> op::Device for CudaDevice<E> {
         few::add_experts(self, into, x, experts, shared)
     }
 
+    fn add_mixture(
+        &self,
+        x: &mut Tensor<E>,
+        mixed: &Tensor<E>,
+        norms: (&Norm<'_, Self>, Option<&Norm<'_, Self>>),
+        experts: (&Experts<'_, Self>, Option<&SharedExpert<'_, Self>>),
+    ) -> Result<Option<Tensor<E>>, OpError> {
+        few::add_mixture(self, x, mixed, norms, experts)
+    }
+
     fn linear_mixer(
         &self,
         input: &LinearInput<'_, Self>,
@@ -422,13 +432,33 @@ impl<E: Float> op::Device for CudaDevice<E> {
         linear::linear_mixer(self, input, plan, states)
     }
 
+    fn linear_mixer_norm(
+        &self,
+        input: &LinearInput<'_, Self>,
+        gate: &HeadGate<'_, Self>,
+        plan: &Plan<Self>,
+        states: &mut States<E>,
+    ) -> Result<Tensor<E>, OpError> {
+        linear::linear_mixer_norm(self, input, gate, plan, states)
+    }
+
     fn full_mixer(
         &self,
         input: &FullInput<'_, Self>,
         plan: &Plan<Self>,
         pages: &mut Pages<E>,
     ) -> Result<Tensor<E>, OpError> {
-        full::full_mixer(self, input, plan, pages)
+        full::full_mixer(self, (input, None), plan, pages)
+    }
+
+    fn full_mixer_gated(
+        &self,
+        input: &FullInput<'_, Self>,
+        around: (&HeadNorms<'_, Self>, &Tensor<E>),
+        plan: &Plan<Self>,
+        pages: &mut Pages<E>,
+    ) -> Result<Tensor<E>, OpError> {
+        full::full_mixer_gated(self, input, around, plan, pages)
     }
 }
 

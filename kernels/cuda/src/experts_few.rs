@@ -1,13 +1,15 @@
 use half::bf16;
 
-use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, fits_at_once, shares_of};
+use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, chooses_in_place, is_wide, shares_of};
+use crate::experts::MOST_EXPERTS;
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
 use crate::product_few::{CHUNK, TILE_OUTER, TILE_ROWS};
-use crate::{Buffer, Device, Error, Experts, Result};
+use crate::{Buffer, Device, Error, Experts, Result, Scores};
 
-/// Outputs of a tile of gate and up.
+// Sizes of device/experts_few.cu: outputs of a tile of gate and up, threads of a row's sums and norm.
 const TILE_INNER: usize = 8;
+const SUM_THREADS: usize = 512;
 
 /// Matrices of experts, one behind the other.
 #[derive(Clone, Copy)]
@@ -30,6 +32,47 @@ impl<E: Float> ExpertWeights<'_, E> {
     }
 }
 
+/// The experts of each row.
+#[derive(Clone, Copy)]
+pub enum Choice<'a> {
+    /// That were chosen.
+    Made(&'a Experts),
+    /// That every block chooses by itself, as [`choose_experts`](crate::choose_experts) does: for rows that
+    /// [`chooses_in_place`](crate::choice::chooses_in_place) names.
+    By(Scores<'a>),
+}
+
+impl Choice<'_> {
+    /// Experts of each of `rows` rows.
+    fn top(&self, rows: usize, experts: usize) -> Result<usize> {
+        let (top, fits) = match self {
+            Self::Made(Experts { chosen, weights }) => {
+                let top = chosen.len() / rows;
+                (top, top * rows == chosen.len() && weights.len() == chosen.len())
+            }
+            Self::By(Scores { logits, top, .. }) => {
+                let fits = chooses_in_place(rows, *top) && *top <= experts && experts <= MOST_EXPERTS;
+                (*top, fits && logits.len() == rows * experts)
+            }
+        };
+        let expected = || format!("as many for each of {rows} rows, of {experts} experts");
+        Error::unless(fits && top > 0, "assignments", expected(), top)?;
+        Ok(top)
+    }
+}
+
+/// The norm of rows of sums: [`rms_norm`](crate::rms_norm), bit for bit.
+pub struct NormOfSums<'a, E: Float> {
+    /// `[hidden]`.
+    pub weight: &'a Buffer<f32>,
+    /// 1 for zero-centred weights, else 0.
+    pub offset: f32,
+    /// What is added to the mean of squares.
+    pub eps: f32,
+    /// `[rows, hidden]`.
+    pub y: &'a mut Buffer<E>,
+}
+
 /// A mixture of experts over few rows.
 pub struct ExpertsFew<'a, E: Float> {
     /// Rows, `[rows, hidden]`.
@@ -39,69 +82,159 @@ pub struct ExpertsFew<'a, E: Float> {
     /// Experts that there are.
     pub experts: usize,
     /// What the rows chose, at most [`FEW_ROWS_OF_EXPERTS`] of them.
-    pub chosen: &'a Experts,
+    pub choice: Choice<'a>,
     /// Those that are chosen from.
     pub routed: ExpertWeights<'a, E>,
     /// The one that all rows share, and its gates before the sigmoid, `[rows]`.
     pub shared: Option<(ExpertWeights<'a, E>, &'a Buffer<f32>)>,
     /// `[rows, hidden]`; what the experts say is added to it.
     pub out: &'a mut Buffer<E>,
+    /// The norm of the sums, if it is asked for.
+    pub norm: Option<NormOfSums<'a, E>>,
 }
 
-/// `out += sum of share times down(silu(gate x) * up x)` over what each row chose, and the shared expert: three launches,
-/// in which every weight that somebody chose streams once for each eight of its rows. A row's results do not depend on the
-/// other rows.
+/// `out += sum of share times down(silu(gate x) * up x)` over what each row chose, and the shared expert, and the norm of
+/// that: three launches, in which every weight that somebody chose streams once for each eight of its rows. A row's results
+/// do not depend on the other rows.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, for other formats than bf16, or too many rows;
 /// [`Error::CallDriver`] when a launch fails.
 pub fn experts_few<E: Float>(device: &Device, run: ExpertsFew<'_, E>) -> Result<()> {
-    let ExpertsFew { x, hidden, experts, chosen: Experts { chosen, weights }, routed, shared, out } = run;
-    Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
-    let fits = hidden > 0 && hidden.is_multiple_of(CHUNK) && x.len().is_multiple_of(hidden);
-    Error::unless(fits, "the width of rows", "a multiple of 32, a divisor of the rows", hidden)?;
-    let (rows, assignments) = (x.len() / hidden, chosen.len());
-    Error::unless(rows <= FEW_ROWS_OF_EXPERTS, "rows", format!("at most {FEW_ROWS_OF_EXPERTS}"), rows)?;
-    Error::unless(out.len() == x.len(), "the sums", x.len(), out.len())?;
-    if rows == 0 {
+    let Some(sizes) = run.sizes()? else {
         return Ok(());
-    }
-    let top = assignments / rows;
-    let whole = top > 0 && top * rows == assignments && weights.len() == assignments;
-    Error::unless(whole, "assignments", format!("as many for each of {rows} rows"), assignments)?;
-    routed.check(experts, hidden)?;
-    if let Some((weights, gates)) = &shared {
-        weights.check(1, hidden)?;
-        Error::unless(gates.len() == rows, "gates of the shared expert", rows, gates.len())?;
-    }
-    let (apart_weights, gates) = shared.unzip();
-    let apart = apart_weights.map_or(0, |weights| weights.width);
-    let jobs = assignments.min(experts) + if apart > 0 { rows.div_ceil(TILE_ROWS) } else { 0 };
-    let mut inner: Buffer<E> = Buffer::fresh(device, assignments * routed.width, Fresh::Anything)?;
+    };
+    let Sizes { numbers: [rows, top, _, hidden, width, apart], .. } = sizes;
+    let assignments = rows * top;
+    let mut inner: Buffer<E> = Buffer::fresh(device, assignments * width, Fresh::Anything)?;
     let mut inner_apart: Buffer<E> = Buffer::fresh(device, rows * apart, Fresh::Anything)?;
     let mut said: Buffer<f32> = Buffer::fresh(device, assignments * hidden, Fresh::Anything)?;
     let mut said_apart: Buffer<f32> =
         Buffer::fresh(device, if apart > 0 { rows * hidden } else { 0 }, Fresh::Anything)?;
-    let wide = routed.width.max(apart);
-    let numbers = [rows, top, experts, hidden, routed.width, apart];
-    let Shares { split, tiles } = shares_of(hidden);
-    let grid = [wide.div_ceil(TILE_INNER).div_ceil(tiles), jobs, 1];
-    let kernel = match fits_at_once(grid[0] * jobs, device.multiprocessors()) {
-        true => "experts_few_gate_up_wide",
-        false => "experts_few_gate_up",
+    let mut shares: Buffer<f32> = Buffer::fresh(device, assignments, Fresh::Anything)?;
+    gate_up(device, &run, sizes, [&mut inner, &mut inner_apart], &mut shares)?;
+    down(device, &run, sizes, [&inner, &inner_apart], [&mut said, &mut said_apart])?;
+    let weights = match run.choice {
+        Choice::Made(made) => &made.weights,
+        Choice::By(_) => &shares,
+    };
+    sum(device, run, sizes, [&said, &said_apart], weights)
+}
+
+/// Sizes of a mixture, which were checked.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Rows, experts of each, experts, hidden, width of an expert, width of the shared one or 0.
+    numbers: [usize; 6],
+    /// Wider of the two.
+    wide: usize,
+    /// Experts, or assignments where these are fewer, and eights of rows of the shared expert.
+    jobs: usize,
+}
+
+impl<E: Float> ExpertsFew<'_, E> {
+    /// None where there are no rows.
+    fn sizes(&self) -> Result<Option<Sizes>> {
+        let Self { hidden, experts, .. } = *self;
+        Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
+        let fits = hidden > 0 && hidden.is_multiple_of(CHUNK) && self.x.len().is_multiple_of(hidden);
+        Error::unless(fits, "the width of rows", "a multiple of 32, a divisor of the rows", hidden)?;
+        let rows = self.x.len() / hidden;
+        Error::unless(rows <= FEW_ROWS_OF_EXPERTS, "rows", format!("at most {FEW_ROWS_OF_EXPERTS}"), rows)?;
+        Error::unless(self.out.len() == self.x.len(), "the sums", self.x.len(), self.out.len())?;
+        if let Some(norm) = &self.norm {
+            Error::unless(norm.weight.len() == hidden, "the norm's weight", hidden, norm.weight.len())?;
+            Error::unless(norm.y.len() == self.x.len(), "the norms", self.x.len(), norm.y.len())?;
+        }
+        self.routed.check(experts, hidden)?;
+        if let Some((weights, gates)) = &self.shared {
+            weights.check(1, hidden)?;
+            Error::unless(gates.len() == rows, "gates of the shared expert", rows, gates.len())?;
+        }
+        if rows == 0 {
+            return Ok(None);
+        }
+        let top = self.choice.top(rows, experts)?;
+        let apart = self.shared.as_ref().map_or(0, |(weights, _)| weights.width);
+        let jobs = (rows * top).min(experts) + if apart > 0 { rows.div_ceil(TILE_ROWS) } else { 0 };
+        let numbers = [rows, top, experts, hidden, self.routed.width, apart];
+        Ok(Some(Sizes { numbers, wide: self.routed.width.max(apart), jobs }))
+    }
+
+    fn apart<'a>(&'a self, of: impl Fn(&ExpertWeights<'a, E>) -> &'a Buffer<E>) -> Option<&'a Buffer<E>> {
+        self.shared.as_ref().map(|(weights, _)| of(weights))
+    }
+}
+
+fn gate_up<E: Float>(
+    device: &Device,
+    run: &ExpertsFew<'_, E>,
+    Sizes { numbers, wide, jobs }: Sizes,
+    [inner, inner_apart]: [&mut Buffer<E>; 2],
+    shares: &mut Buffer<f32>,
+) -> Result<()> {
+    let Shares { split, tiles } = shares_of(run.hidden);
+    let (grid, threads) = ([wide.div_ceil(TILE_INNER).div_ceil(tiles), jobs, 1], 32 * split * tiles);
+    let kernel = match run.choice {
+        Choice::Made(_) => "experts_few_gate_up",
+        Choice::By(_) if is_wide(grid[0] * jobs, threads, device.multiprocessors()) => {
+            "experts_few_choose_gate_up_wide"
+        }
+        Choice::By(_) => "experts_few_choose_gate_up",
+    };
+    let launch = Launch::new(device, kernel, grid, threads).overlapping();
+    let launch = launch.read(run.x).read(run.routed.gate_up).read_if(run.apart(|apart| apart.gate_up));
+    let launch = match run.choice {
+        Choice::Made(made) => launch.read(&made.chosen),
+        Choice::By(scores) => launch.read(scores.logits).write(shares),
+    };
+    let launch = numbers.into_iter().fold(launch.write(inner).write(inner_apart), Launch::int).int(split);
+    match run.choice {
+        Choice::Made(_) => launch.run(),
+        Choice::By(scores) => launch.int(usize::from(scores.renormalise)).run(),
+    }
+}
+
+fn down<E: Float>(
+    device: &Device,
+    run: &ExpertsFew<'_, E>,
+    Sizes { numbers, wide, jobs }: Sizes,
+    [inner, inner_apart]: [&Buffer<E>; 2],
+    [said, said_apart]: [&mut Buffer<f32>; 2],
+) -> Result<()> {
+    let Shares { split, tiles } = shares_of(wide);
+    let grid = [run.hidden.div_ceil(TILE_OUTER).div_ceil(tiles), jobs, 1];
+    let kernel = match run.choice {
+        Choice::Made(_) => "experts_few_down",
+        Choice::By(_) => "experts_few_choose_down",
     };
     let launch = Launch::new(device, kernel, grid, 32 * split * tiles).overlapping();
-    let launch = launch.read(x).read(routed.gate_up).read_if(apart_weights.map(|weights| weights.gate_up));
-    let launch = launch.read(chosen).write(&mut inner).write(&mut inner_apart);
-    numbers.into_iter().fold(launch, Launch::int).int(split).run()?;
-    let Shares { split, tiles } = shares_of(wide);
-    let grid = [hidden.div_ceil(TILE_OUTER).div_ceil(tiles), jobs, 1];
-    let launch = Launch::new(device, "experts_few_down", grid, 32 * split * tiles).overlapping();
-    let launch = launch.read(&inner).read(&inner_apart).read(routed.down);
-    let launch = launch.read_if(apart_weights.map(|weights| weights.down));
-    let launch = launch.read(chosen).write(&mut said).write(&mut said_apart);
-    numbers.into_iter().fold(launch, Launch::int).int(split).run()?;
-    let launch = Launch::new(device, "experts_few_sum", [rows, hidden.div_ceil(128), 1], 128).overlapping();
-    let launch = launch.read(&said).read(&said_apart).read(weights).read_if(gates);
-    launch.write(out).int(hidden).int(top).int(usize::from(gates.is_some())).run()
+    let launch = launch.read(inner).read(inner_apart).read(run.routed.down);
+    let launch = launch.read_if(run.apart(|apart| apart.down));
+    let launch = match run.choice {
+        Choice::Made(made) => launch.read(&made.chosen),
+        Choice::By(scores) => launch.read(scores.logits),
+    };
+    numbers.into_iter().fold(launch.write(said).write(said_apart), Launch::int).int(split).run()
+}
+
+fn sum<E: Float>(
+    device: &Device,
+    run: ExpertsFew<'_, E>,
+    Sizes { numbers: [rows, top, ..], .. }: Sizes,
+    [said, said_apart]: [&Buffer<f32>; 2],
+    weights: &Buffer<f32>,
+) -> Result<()> {
+    let (hidden, gates) = (run.hidden, run.shared.map(|(_, gates)| gates));
+    let numbers = [hidden, top, usize::from(gates.is_some())];
+    let Some(NormOfSums { weight, offset, eps, y }) = run.norm else {
+        let launch = Launch::new(device, "experts_few_sum", [rows, hidden.div_ceil(128), 1], 128);
+        let launch = launch.overlapping().read(said).read(said_apart).read(weights).read_if(gates);
+        return numbers.into_iter().fold(launch.write(run.out), Launch::int).run();
+    };
+    let launch = Launch::new(device, "experts_few_sum_norm", [rows, 1, 1], SUM_THREADS);
+    let launch = launch.shared(hidden * size_of::<f32>()).overlapping();
+    let launch = launch.read(said).read(said_apart).read(weights).read_if(gates);
+    let launch = launch.write(run.out).read(weight).write(y);
+    numbers.into_iter().fold(launch, Launch::int).float(offset).float(eps).run()
 }

@@ -65,7 +65,7 @@ mod sums;
 mod sys;
 mod view;
 
-pub use attention::{Attention, attention, attention_as, gather_kv, store_kv};
+pub use attention::{Attention, Heads, attention, attention_as, gather_kv, norm_and_store, store_kv};
 pub use checksum::checksum;
 pub use choice::{
     AttentionForm, ComposeForm, ExpertsForm, FEW_ROWS_OF_EXPERTS, attention_form, compose_form, experts_form,
@@ -78,7 +78,7 @@ pub use device::{Device, Order};
 pub use draw::{Draw, DrawnLogits, draw_logits};
 pub use error::Error;
 pub use experts::{Routes, Sent, route};
-pub use experts_few::{ExpertWeights, ExpertsFew, experts_few};
+pub use experts_few::{Choice, ExpertWeights, ExpertsFew, NormOfSums, experts_few};
 pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, gdn_chunks_one, has_gdn_chunks, join_pieces};
 pub use graph::Graph;
 pub use hypic_domain::model::FullShape;
@@ -87,12 +87,13 @@ pub use mla::{Mla, mla, store_latent};
 pub use norm::{add_norm, gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 pub use product::{ProductSize, product, product_plain};
-pub use product_few::{FewPart, MOST_WEIGHTS, product_few};
+pub use product_few::{FewPart, MOST_WEIGHTS, SumAndNorm, add_norm_product_few, product_few};
 pub use random::random_values;
 pub use recurrence::{Recurrence, Summaries, recurrence, recurrence_chunks};
 pub use rotate::state_rotate;
 pub use rows::{
-    Experts, TopLogits, TopOfRow, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu, top_logits,
+    Experts, Scores, TopLogits, TopOfRow, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu,
+    top_logits,
 };
 pub use sums::sum_ranks;
 pub use view::{Family, Program, Rows, Sequence, Sequences, Shape, Step, StoredAs, Summary};

@@ -64,7 +64,7 @@ pub fn mla(device: &Device, run: Mla<'_>) -> Result<()> {
         .int(heads)
         .int(rotary)
         .run()?;
-    merge(device, contexts, LATENT, out)
+    merge(device, contexts, LATENT, None, out)
 }
 
 /// Writes latents and what keys have more (before rotation) of the contexts' live rows, `[rows, 576]`, to the slots of

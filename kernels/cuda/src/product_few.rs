@@ -1,6 +1,6 @@
 use half::bf16;
 
-use crate::choice::{Shares, reads_deep, shares_of};
+use crate::choice::{Shares, adds_in_place, reads_deep, shares_of};
 use crate::launch::Launch;
 use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
@@ -9,6 +9,8 @@ use crate::{Buffer, Device, Error, Result};
 pub(crate) const TILE_OUTER: usize = 16;
 pub(crate) const TILE_ROWS: usize = 8;
 pub(crate) const CHUNK: usize = 32;
+/// Values between rows in shared memory: a size of device/product_few.cu.
+const SHARED_GAP: usize = 8;
 /// Weights that one launch takes.
 pub const MOST_WEIGHTS: usize = 4;
 
@@ -34,32 +36,84 @@ pub fn product_few<E: Float, O: Float>(
     [rows, inner]: [usize; 2],
     parts: Vec<FewPart<'_, E, O>>,
 ) -> Result<()> {
-    Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
-    Error::unless(inner.is_multiple_of(CHUNK) && inner > 0, "terms of a sum", "a multiple of 32", inner)?;
     Error::unless(x.len() == rows * inner, "the rows", rows * inner, x.len())?;
-    let count = parts.len();
-    Error::unless((1..=MOST_WEIGHTS).contains(&count), "weights", format!("1 to {MOST_WEIGHTS}"), count)?;
-    let Shares { split, tiles: each } = shares_of(inner);
-    let tiles: usize = parts.iter().map(|part| part.outer.div_ceil(TILE_OUTER)).sum();
-    let grid = [tiles.div_ceil(each), rows.div_ceil(TILE_ROWS), 1];
-    let warps = grid[0] * grid[1] * each * split;
+    let grid = Grid::new([rows, inner], &parts)?;
+    let warps = grid.blocks[0] * grid.blocks[1] * grid.threads / 32;
     let form = if reads_deep(warps, device.multiprocessors()) { "_deep" } else { "" };
     let kernel = format!("product_few_{}{form}", O::NAME);
-    let mut launch = Launch::new(device, kernel, grid, 32 * split * each).overlapping().read(x);
-    for part in &parts {
-        let size = part.outer * inner;
-        Error::unless(part.weight.len() == size, "the weight", size, part.weight.len())?;
-        Error::unless(part.y.len() == rows * part.outer, "the products", rows * part.outer, part.y.len())?;
-        launch = launch.read(part.weight);
+    let launch = Launch::new(device, kernel, grid.blocks, grid.threads).overlapping().read(x);
+    with_parts(launch, parts).int(rows).int(inner).int(grid.split).run()
+}
+
+/// Sums of rows and their norms, for [`add_norm_product_few`].
+pub struct SumAndNorm<'a, E: Float> {
+    /// What is added up, `[rows, inner]` each.
+    pub terms: [&'a Buffer<E>; 2],
+    /// Weight of the norm, `[inner]`.
+    pub weight: &'a Buffer<f32>,
+    /// 1 for zero-centred weights, else 0.
+    pub offset: f32,
+    /// What is added to the mean of squares.
+    pub eps: f32,
+    /// The sums and their norms, `[rows, inner]` each.
+    pub out: [&'a mut Buffer<E>; 2],
+}
+
+/// [`add_norm`](crate::add_norm) into rows of their own, and [`product_few`] of the norms, in one launch and with the same
+/// bits: for rows that [`adds_in_place`] names.
+///
+/// # Errors
+/// As [`product_few`], and for more rows.
+pub fn add_norm_product_few<E: Float>(
+    device: &Device,
+    run: SumAndNorm<'_, E>,
+    [rows, inner]: [usize; 2],
+    parts: Vec<FewPart<'_, E, f32>>,
+) -> Result<()> {
+    let SumAndNorm { terms: [x, r], weight, offset, eps, out: [sums, normed] } = run;
+    Error::unless(adds_in_place(rows, inner), "rows", "so few that each block adds them up", rows)?;
+    for len in [x.len(), r.len(), sums.len(), normed.len()] {
+        Error::unless(len == rows * inner, "the rows", rows * inner, len)?;
     }
-    launch = (count..MOST_WEIGHTS).fold(launch, |launch, _| launch.unused());
+    Error::unless(weight.len() == inner, "the norm's weight", inner, weight.len())?;
+    let grid = Grid::new([rows, inner], &parts)?;
+    let shared = rows * (inner + SHARED_GAP) * size_of::<E>();
+    let launch = Launch::new(device, "add_norm_product_few", grid.blocks, grid.threads).overlapping();
+    let launch = launch.shared(shared).read(x).read(r).read(weight).write(sums).write(normed);
+    with_parts(launch, parts).int(rows).int(inner).int(grid.split).float(offset).float(eps).run()
+}
+
+/// Blocks of a launch, after a check of its sizes.
+struct Grid {
+    blocks: [usize; 3],
+    threads: usize,
+    split: usize,
+}
+
+impl Grid {
+    fn new<E: Float, O: Float>([rows, inner]: [usize; 2], parts: &[FewPart<'_, E, O>]) -> Result<Self> {
+        Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
+        let whole = inner.is_multiple_of(CHUNK) && inner > 0;
+        Error::unless(whole, "terms of a sum", "a multiple of 32", inner)?;
+        let fits = (1..=MOST_WEIGHTS).contains(&parts.len());
+        Error::unless(fits, "weights", format!("1 to {MOST_WEIGHTS}"), parts.len())?;
+        for FewPart { weight, outer, y } in parts {
+            Error::unless(weight.len() == outer * inner, "the weight", outer * inner, weight.len())?;
+            Error::unless(y.len() == rows * outer, "the products", rows * outer, y.len())?;
+        }
+        let Shares { split, tiles: each } = shares_of(inner);
+        let tiles: usize = parts.iter().map(|part| part.outer.div_ceil(TILE_OUTER)).sum();
+        let blocks = [tiles.div_ceil(each), rows.div_ceil(TILE_ROWS), 1];
+        Ok(Self { blocks, threads: 32 * split * each, split })
+    }
+}
+
+/// Weights, products and their widths, as the kernels take them.
+fn with_parts<'a, E: Float, O: Float>(launch: Launch<'a>, parts: Vec<FewPart<'a, E, O>>) -> Launch<'a> {
+    let missing = MOST_WEIGHTS - parts.len();
+    let unused = |launch| (0..missing).fold(launch, |launch: Launch<'a>, _| launch.unused());
     let outers: Vec<usize> = parts.iter().map(|part| part.outer).collect();
-    for part in parts {
-        launch = launch.write(part.y);
-    }
-    launch = (count..MOST_WEIGHTS).fold(launch, |launch, _| launch.unused());
-    for number in 0..MOST_WEIGHTS {
-        launch = launch.int(outers.get(number).copied().unwrap_or(0));
-    }
-    launch.int(rows).int(inner).int(split).run()
+    let launch = unused(parts.iter().fold(launch, |launch, part| launch.read(part.weight)));
+    let launch = unused(parts.into_iter().fold(launch, |launch, part| launch.write(part.y)));
+    (0..MOST_WEIGHTS).fold(launch, |launch, number| launch.int(outers.get(number).copied().unwrap_or(0)))
 }

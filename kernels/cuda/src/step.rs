@@ -83,9 +83,25 @@ pub(crate) fn conv_step<E: Float>(device: &Device, run: ConvStep<'_, E>) -> Resu
         .run()
 }
 
+/// Where the outputs of a step of the recurrence go.
+pub(crate) enum StepOut<'a, E: Float> {
+    /// As they are, `[rows, heads, width]`.
+    Plain(&'a mut Buffer<E>),
+    /// Their [`gated_norm`](crate::gated_norm) over each head, bit for bit: one block for a head, for few rows.
+    Normed {
+        /// `[rows, heads, width]`.
+        gate: &'a Buffer<E>,
+        /// `[width]`.
+        weight: &'a Buffer<f32>,
+        eps: f32,
+        y: &'a mut Buffer<E>,
+    },
+}
+
 /// One token of many sequences through the recurrence of a gated delta layer: what
 /// [`run_programs`](crate::programs::run_programs) does with one row and no body for each, with the same bits. `slots` are
-/// those of `pool`, each under `most` and no two the same.
+/// those of `pool`, each under `most` and no two the same. Behind [`conv_step`] of the same rows: it reads the states and the
+/// gate before it waits.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when rows and states do not fit, [`Error::CallDriver`] when the launch fails.
@@ -94,17 +110,29 @@ pub(crate) fn gdn_step<E: Float>(
     rows: Rows<'_, E>,
     (slots, most): (&Buffer<u32>, usize),
     pool: Pool<'_>,
-    out: &mut Buffer<E>,
+    out: StepOut<'_, E>,
 ) -> Result<()> {
     let Shape { heads, key_heads, width } = rows.shape;
     let count = rows.count()?;
     Error::unless(rows.family == Family::Gdn, "the family", "Gdn", format!("{:?}", rows.family))?;
     Error::unless(slots.len() == count, "slots", count, slots.len())?;
-    Error::unless(out.len() == rows.v.len(), "the outputs", rows.v.len(), out.len())?;
     let end = pool.first + most.saturating_sub(1) * pool.stride + heads * rows.shape.square();
     Error::unless(end <= pool.state.len(), "the states", format!("within {}", pool.state.len()), end)?;
-    let kernel = format!("gdn_step_{width}_{}", E::NAME);
-    Launch::new(device, kernel, [heads, width / 32, count], 128)
+    let fits = |what, found| Error::unless(found == rows.v.len(), what, rows.v.len(), found);
+    let (stem, blocks, threads) = match &out {
+        StepOut::Plain(y) => {
+            fits("the outputs", y.len())?;
+            ("gdn_step", width / 32, 128)
+        }
+        StepOut::Normed { gate, weight, y, .. } => {
+            fits("the gates", gate.len())?;
+            fits("the norms", y.len())?;
+            Error::unless(weight.len() == width, "the norm's weight", width, weight.len())?;
+            ("gdn_step_norm", 1, 4 * width)
+        }
+    };
+    let kernel = format!("{stem}_{width}_{}", E::NAME);
+    let launch = Launch::new(device, kernel, [heads, blocks, count], threads)
         .overlapping()
         .read(rows.q)
         .read(rows.k)
@@ -113,11 +141,12 @@ pub(crate) fn gdn_step<E: Float>(
         .read(rows.beta)
         .read(slots)
         .write_at(pool.state, pool.first)
-        .int(pool.stride)
-        .write(out)
-        .int(heads)
-        .int(key_heads)
-        .run()
+        .int(pool.stride);
+    let launch = match out {
+        StepOut::Plain(y) => launch.write(y),
+        StepOut::Normed { gate, weight, eps, y } => launch.read(gate).read(weight).write(y).float(eps),
+    };
+    launch.int(heads).int(key_heads).run()
 }
 
 #[cfg(all(test, feature = "fibers"))]
@@ -128,7 +157,7 @@ mod tests {
     use super::*;
     use crate::conv_warm::Tails;
     use crate::programs::{PoolRequest, PoolStep, run_programs};
-    use crate::{ConvWarm, Order, RawRow, Span, conv_warm, gates};
+    use crate::{ConvWarm, Order, RawRow, Span, conv_warm, gated_norm, gates};
 
     const SHAPE: Shape = Shape { heads: 4, key_heads: 2, width: 64 };
     const CHANNELS: usize = 8 * 64;
@@ -184,7 +213,7 @@ mod tests {
             let rows =
                 Rows { family: Family::Gdn, shape: SHAPE, q: &q, k: &k, v: &v, gate: &gate, beta: &beta };
             let pool = Pool { state: &mut state, first: FIRST[0], stride };
-            gdn_step(device, rows, (&slots, MOST), pool, &mut out)?;
+            gdn_step(device, rows, (&slots, MOST), pool, StepOut::Plain(&mut out))?;
         } else {
             let places = SLOTS.map(|slot| slot as usize * tail_stride + FIRST[1]);
             let left = |at: usize| std::array::from_fn(|row| RawRow::At(&tails, at + row * CHANNELS));
@@ -231,5 +260,56 @@ mod tests {
     fn a_token_of_each_sequence_has_the_bits_of_its_program() {
         forms_agree::<bf16>();
         forms_agree::<f32>();
+    }
+
+    /// Normed outputs and states of one token of `count` sequences, by one launch or by two.
+    fn normed<E: Float>(
+        seed: u32,
+        device: &Device,
+        (count, width): (usize, usize),
+        is_fused: bool,
+    ) -> Result<(Vec<E>, Vec<f32>)> {
+        let mut numbers = Numbers(seed);
+        let shape = Shape { width, ..SHAPE };
+        let (heads, key_heads, stride) = (SHAPE.heads, SHAPE.key_heads, SHAPE.heads * width * width + 32);
+        let mut place = |len: usize| Buffer::from_slice(device, &numbers.many::<E>(len));
+        let (q, k) = (place(count * key_heads * width)?, place(count * key_heads * width)?);
+        let (v, z) = (place(count * heads * width)?, place(count * heads * width)?);
+        let mut exact = |len: usize| Buffer::from_slice(device, &numbers.many::<f32>(len));
+        let (gate, beta, weight) = (exact(count * heads)?, exact(count * heads)?, exact(width)?);
+        let mut state = exact(MOST * stride)?;
+        let slots = Buffer::from_slice(device, &SLOTS[..count])?;
+        let nan = || Buffer::from_slice(device, &vec![E::narrow(f32::NAN); count * heads * width]);
+        let (mut out, mut y) = (nan()?, nan()?);
+        let rows = Rows { family: Family::Gdn, shape, q: &q, k: &k, v: &v, gate: &gate, beta: &beta };
+        let pool = Pool { state: &mut state, first: FIRST[0], stride };
+        let eps = 1e-6;
+        if is_fused {
+            let to = StepOut::Normed { gate: &z, weight: &weight, eps, y: &mut y };
+            gdn_step(device, rows, (&slots, MOST), pool, to)?;
+        } else {
+            gdn_step(device, rows, (&slots, MOST), pool, StepOut::Plain(&mut out))?;
+            gated_norm(device, &out, &z, &weight, &mut y, eps)?;
+        }
+        Ok((y.read()?, state.read()?))
+    }
+
+    fn norms_agree<E: Float>() {
+        let seed = std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+        for of in [(1, 64), (3, 64), (1, 128), (2, 128)] {
+            for order in [Order::Forward, Order::Backward, Order::Shuffled(7)] {
+                let run = |is_fused: bool| normed::<E>(seed, &Device::fibers(order), of, is_fused).unwrap();
+                let (one, other) = (run(true), run(false));
+                assert!(one.0.iter().all(|value| value.wide().is_finite()), "seed {seed}");
+                assert_eq!(bits(&one.0), bits(&other.0), "norms of {of:?}, seed {seed}");
+                assert_eq!(bits(&one.1), bits(&other.1), "states of {of:?}, seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_that_are_normed_where_they_are_made_have_the_bits_of_the_launches_apart() {
+        norms_agree::<bf16>();
+        norms_agree::<f32>();
     }
 }

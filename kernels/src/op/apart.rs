@@ -1,6 +1,7 @@
 //! Ops that a device may do at once, one by one.
 
-use super::{Device, Experts, OpError, SharedExpert};
+use super::{Device, Experts, FullInput, HeadNorms, Norm, OpError, SharedExpert};
+use crate::plan::Plan;
 
 /// [`Device::linears`] one by one.
 ///
@@ -34,4 +35,39 @@ pub fn add_experts_apart<D: Device>(
         device.add(&mut out, &said)?;
     }
     device.add(into, &out)
+}
+
+/// [`Device::add_mixture`] op by op.
+///
+/// # Errors
+/// As the ops.
+pub fn add_mixture_apart<D: Device>(
+    device: &D,
+    x: &mut D::Tensor,
+    mixed: &D::Tensor,
+    (before, after): (&Norm<'_, D>, Option<&Norm<'_, D>>),
+    (experts, shared): (&Experts<'_, D>, Option<&SharedExpert<'_, D>>),
+) -> Result<Option<D::Tensor>, OpError> {
+    let normed = device.add_norm(x, mixed, (before.weight, before.width), before.style, before.eps)?;
+    device.add_experts(x, &normed, experts, shared)?;
+    after.map(|norm| device.rms_norm(x, norm.weight, norm.width, norm.style, norm.eps)).transpose()
+}
+
+/// [`Device::full_mixer_gated`] op by op.
+///
+/// # Errors
+/// As the ops.
+pub fn full_mixer_apart<D: Device>(
+    device: &D,
+    input: &FullInput<'_, D>,
+    (norms, gate): (&HeadNorms<'_, D>, &D::Tensor),
+    plan: &Plan<D>,
+    pages: &mut D::Pages,
+) -> Result<D::Tensor, OpError> {
+    let norm = |x, weight| device.rms_norm(x, weight, input.shape.key, norms.style, norms.eps);
+    let (query, key) = (norm(input.query, norms.query)?, norm(input.key, norms.key)?);
+    let normed = FullInput { query: &query, key: &key, ..*input };
+    let mut mixed = device.full_mixer(&normed, plan, pages)?;
+    device.sigmoid_gate(&mut mixed, gate)?;
+    Ok(mixed)
 }

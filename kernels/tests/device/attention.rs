@@ -1,15 +1,15 @@
 use super::*;
 
-const PAGE: usize = 16;
+pub(super) const PAGE: usize = 16;
 
-struct Data {
+pub(super) struct Data {
     query: Vec<f32>,
     key: Vec<f32>,
     value: Vec<f32>,
 }
 
 impl Data {
-    fn random(seed: u64, rows: usize) -> Self {
+    pub(super) fn random(seed: u64, rows: usize) -> Self {
         let mut noise = Noise(seed);
         Self {
             // Large enough that the softmax has something to choose.
@@ -50,13 +50,12 @@ fn frequencies() -> Vec<f64> {
     (0..FULL.rotary / 2).map(|i| 10_000_f64.powf(-2.0 * i as f64 / FULL.rotary as f64)).collect()
 }
 
-fn attend(
+/// What `of` makes of the rows of a layer.
+pub(super) fn with_input<R>(
     device: &TestDevice,
     data: &Data,
-    rows: usize,
-    runs: Vec<Run<TestDevice>>,
-    pages: &mut Pages,
-) -> Result<Vec<f32>, OpError> {
+    of: impl FnOnce(&FullInput<'_, TestDevice>) -> R,
+) -> R {
     let angles = |position: usize| frequencies().into_iter().map(move |f| f * position as f64);
     let table: Vec<f32> = (0..4096)
         .flat_map(|p| angles(p).map(f64::cos).chain(angles(p).map(f64::sin)))
@@ -71,10 +70,22 @@ fn attend(
         rope: &exact(device, &table, &[4096, FULL.rotary]),
         scale: (FULL.key as f32).powf(-0.5),
     };
-    device.full_mixer(&input, &Plan { ids: vec![0; rows], runs }, pages).and_then(|out| device.to_host(&out))
+    of(&input)
 }
 
-fn run(rows: std::ops::Range<usize>, pages: Vec<usize>, live: Vec<u32>) -> Run<TestDevice> {
+fn attend(
+    device: &TestDevice,
+    data: &Data,
+    rows: usize,
+    runs: Vec<Run<TestDevice>>,
+    pages: &mut Pages,
+) -> Result<Vec<f32>, OpError> {
+    let plan = Plan { ids: vec![0; rows], runs };
+    with_input(device, data, |input| device.full_mixer(input, &plan, pages))
+        .and_then(|out| device.to_host(&out))
+}
+
+pub(super) fn run(rows: std::ops::Range<usize>, pages: Vec<usize>, live: Vec<u32>) -> Run<TestDevice> {
     let context = Context { pages, live, bodies: vec![] };
     Run { ops: vec![RunOp::Rows(rows.clone())], rows, slot: 0, context, record: None }
 }

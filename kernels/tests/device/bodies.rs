@@ -9,8 +9,9 @@ use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_domain::tuple::{PartKind, TupleFormat};
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::{
-    Checked, Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput,
-    NormWeight, OpError, SharedExpert, Split, StoredPart,
+    Checked, Device, ExpertShape, Experts, Export, FullInput, Gates, HeadGate, HeadNorms, HostLayer,
+    HostTensor, LinearInput, Norm, NormWeight, OpError, SharedExpert, Split, StoredPart, add_mixture_apart,
+    full_mixer_apart,
 };
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_kernels::reference::{self, Attention, Gdn, Inputs, Part, Summary, Token};
@@ -22,6 +23,7 @@ mod attention;
 mod builds;
 mod linear;
 mod rows;
+mod together;
 mod tuples;
 
 type States = <TestDevice as Device>::States;

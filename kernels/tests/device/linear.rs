@@ -60,12 +60,12 @@ impl Data {
     }
 }
 
-pub(super) fn mix(
+/// What `of` makes of the rows of a layer.
+pub(super) fn with_input<R>(
     device: &TestDevice,
     data: &Data,
-    runs: Vec<Run<TestDevice>>,
-    states: &mut States,
-) -> Result<Vec<f32>, OpError> {
+    of: impl FnOnce(&LinearInput<'_, TestDevice>) -> R,
+) -> R {
     let tensor = |values: &[f32], width| device.tensor(values, width).unwrap();
     let input = LinearInput {
         layer: 0,
@@ -79,8 +79,18 @@ pub(super) fn mix(
             dt_bias: &exact(device, &data.dt_bias, &[LINEAR.heads]),
         },
     };
+    of(&input)
+}
+
+pub(super) fn mix(
+    device: &TestDevice,
+    data: &Data,
+    runs: Vec<Run<TestDevice>>,
+    states: &mut States,
+) -> Result<Vec<f32>, OpError> {
     let plan = Plan { ids: vec![0; data.rows], runs };
-    device.linear_mixer(&input, &plan, states).and_then(|out| device.to_host(&out))
+    let mixed = with_input(device, data, |input| device.linear_mixer(input, &plan, states));
+    mixed.and_then(|out| device.to_host(&out))
 }
 
 pub(super) fn run(slot: usize, rows: std::ops::Range<usize>, ops: Vec<RunOp>) -> Run<TestDevice> {

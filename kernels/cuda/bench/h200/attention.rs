@@ -62,6 +62,7 @@ impl Set {
             contexts,
             rope,
             scale: (SHAPE.key as f32).powf(-0.5),
+            gate: None,
             out: &mut self.out,
         };
         match form {

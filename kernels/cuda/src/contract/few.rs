@@ -2,16 +2,16 @@
 
 use half::bf16;
 use hypic_kernels::check::equal;
-use hypic_kernels::op::{self, Experts, OpError, SharedExpert};
+use hypic_kernels::op::{self, ExpertShape, Experts, Norm, OpError, SharedExpert};
 
 use super::experts::weights_of;
 use super::memory::{Tensor, Weight};
-use super::{CudaDevice, failed, product_of, same_shape};
-use crate::choice::{is_few_experts, is_few_product};
+use super::{CudaDevice, failed, offset_of, product_of, same_shape};
+use crate::choice::{adds_in_place, chooses_in_place, is_few_experts, is_few_product, norms_in_place};
 use crate::memory::Float;
 use crate::{
-    Buffer, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, ProductSize, choose_experts,
-    experts_few, product_few,
+    Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormOfSums, ProductSize,
+    Scores, SumAndNorm, add_norm_product_few, choose_experts, experts_few, product_few,
 };
 
 /// One product, in the form for its number of rows.
@@ -74,30 +74,156 @@ pub(super) fn add_experts<E: Float>(
     shared: Option<&SharedExpert<'_, CudaDevice<E>>>,
 ) -> Result<(), OpError> {
     const OP: &str = "add_experts";
-    let shape = experts.shape;
     same_shape(OP, into, x)?;
-    let apart = shared.map(|shared| shared_of(OP, x.width, shared)).transpose()?;
-    let widths =
-        [x.width, shape.intermediate, apart.map_or(shape.intermediate, |(weights, _)| weights.width)];
-    if E::NAME != bf16::NAME || !is_few_experts(x.rows(), shape.top, shape.experts, &widths) {
+    let Some(mixture) = Mixture::new(OP, x, experts, shared)? else {
         return op::add_experts_apart(device, into, x, experts, shared);
-    }
-    let (router, routed) = weights_of(OP, x, experts)?;
-    let gpu = &device.device;
+    };
+    let mut run =
+        || mixture.add_to(device, &mut into.values, (&x.values, &mixture.scores(device, &x.values)?), None);
+    run().map_err(failed(OP))
+}
+
+/// The norms around a mixture: before it, and behind it if it is asked for.
+type Norms<'a, E> = (&'a Norm<'a, CudaDevice<E>>, Option<&'a Norm<'a, CudaDevice<E>>>);
+type Mixed<'a, E> = (&'a Experts<'a, CudaDevice<E>>, Option<&'a SharedExpert<'a, CudaDevice<E>>>);
+
+pub(super) fn add_mixture<E: Float>(
+    device: &CudaDevice<E>,
+    x: &mut Tensor<E>,
+    mixed: &Tensor<E>,
+    (before, after): Norms<'_, E>,
+    (experts, shared): Mixed<'_, E>,
+) -> Result<Option<Tensor<E>>, OpError> {
+    const OP: &str = "add_mixture";
+    same_shape(OP, x, mixed)?;
+    let (rows, width) = (x.rows(), x.width);
+    let mixture = if norms_in_place(rows) { Mixture::new(OP, x, experts, shared)? } else { None };
+    let Some(mixture) = mixture else {
+        return op::add_mixture_apart(device, x, mixed, (before, after), (experts, shared));
+    };
+    let (weight, behind) =
+        (weight_of(OP, before, width)?, after.map(|after| weight_of(OP, after, width)).transpose()?);
     let mut run = || {
-        let rows = x.rows();
-        let (mut logits, mut gates): (Buffer<f32>, Buffer<f32>) =
-            (device.output(rows * shape.experts)?, device.output(rows)?);
-        let mut parts = vec![FewPart { weight: router, outer: shape.experts, y: &mut logits }];
-        parts.extend(apart.map(|(_, gate)| FewPart { weight: gate, outer: 1, y: &mut gates }));
-        product_few(gpu, &x.values, [rows, x.width], parts)?;
-        let chosen = choose_experts(gpu, &logits, shape.experts, shape.top, shape.renormalise)?;
-        let shared = apart.map(|(weights, _)| (weights, &gates));
-        let (experts, hidden, out) = (shape.experts, x.width, &mut into.values);
-        let run = ExpertsFew { x: &x.values, hidden, experts, chosen: &chosen, routed, shared, out };
-        experts_few(gpu, run)
+        let mut normed = device.output(rows * width)?;
+        let (offset, eps) = (offset_of(before.style), before.eps);
+        let scores = if adds_in_place(rows, width) {
+            // Other blocks still read the terms while one writes the sums.
+            let mut sums = device.output(rows * width)?;
+            let out = [&mut sums, &mut normed];
+            let sum = SumAndNorm { terms: [&x.values, &mixed.values], weight, offset, eps, out };
+            let scores = mixture.sum_and_scores(device, sum)?;
+            x.values = sums;
+            scores
+        } else {
+            let gpu = &device.device;
+            crate::add_norm(gpu, [&mut x.values, &mut normed], &mixed.values, weight, offset, eps)?;
+            mixture.scores(device, &normed)?
+        };
+        let mut y = match behind {
+            Some(_) => Some(device.output(rows * width)?),
+            None => None,
+        };
+        let norm = after.zip(behind).zip(y.as_mut()).map(|((after, weight), y)| {
+            let (offset, eps) = (offset_of(after.style), after.eps);
+            NormOfSums { weight, offset, eps, y }
+        });
+        mixture.add_to(device, &mut x.values, (&normed, &scores), norm)?;
+        Ok(y.map(|values| Tensor { values, width }))
     };
     run().map_err(failed(OP))
+}
+
+/// The weight of a norm over rows of `width`.
+fn weight_of<'a, E: Float>(
+    op: &'static str,
+    norm: &Norm<'a, CudaDevice<E>>,
+    width: usize,
+) -> Result<&'a Buffer<f32>, OpError> {
+    equal(op, "the width of rows", norm.width, width)?;
+    norm.weight.vector(op, width)
+}
+
+/// A mixture in the form for few rows, after a check of its shapes.
+struct Mixture<'a, E: Float> {
+    rows: usize,
+    hidden: usize,
+    shape: ExpertShape,
+    router: &'a Buffer<E>,
+    routed: ExpertWeights<'a, E>,
+    /// The shared expert and its gate.
+    apart: Option<(ExpertWeights<'a, E>, &'a Buffer<E>)>,
+}
+
+/// Scores of experts `[rows, experts]` and gates of the shared expert `[rows]`, before any softmax or sigmoid.
+struct Scored {
+    logits: Buffer<f32>,
+    gates: Buffer<f32>,
+}
+
+impl<'a, E: Float> Mixture<'a, E> {
+    /// For rows as those of `x`; none where they are not few.
+    fn new(
+        op: &'static str,
+        x: &Tensor<E>,
+        experts: &Experts<'a, CudaDevice<E>>,
+        shared: Option<&SharedExpert<'a, CudaDevice<E>>>,
+    ) -> Result<Option<Self>, OpError> {
+        let (shape, rows, hidden) = (experts.shape, x.rows(), x.width);
+        let apart = shared.map(|shared| shared_of(op, hidden, shared)).transpose()?;
+        let apart_width = apart.map_or(shape.intermediate, |(weights, _)| weights.width);
+        let widths = [hidden, shape.intermediate, apart_width];
+        if E::NAME != bf16::NAME || !is_few_experts(rows, shape.top, shape.experts, &widths) {
+            return Ok(None);
+        }
+        let (router, routed) = weights_of(op, x, experts)?;
+        Ok(Some(Self { rows, hidden, shape, router, routed, apart }))
+    }
+
+    /// Room for scores, made by `write` of the products that they are.
+    fn scored(
+        &self,
+        device: &CudaDevice<E>,
+        write: impl FnOnce(Vec<FewPart<'_, E, f32>>) -> crate::Result<()>,
+    ) -> crate::Result<Scored> {
+        let (outer, weight) = (self.shape.experts, self.router);
+        let (mut logits, mut gates) = (device.output(self.rows * outer)?, device.output(self.rows)?);
+        let mut parts = vec![FewPart { weight, outer, y: &mut logits }];
+        parts.extend(self.apart.map(|(_, weight)| FewPart { weight, outer: 1, y: &mut gates }));
+        write(parts)?;
+        Ok(Scored { logits, gates })
+    }
+
+    fn scores(&self, device: &CudaDevice<E>, x: &Buffer<E>) -> crate::Result<Scored> {
+        self.scored(device, |parts| product_few(&device.device, x, [self.rows, self.hidden], parts))
+    }
+
+    /// The same of the norms of sums that the launch makes.
+    fn sum_and_scores(&self, device: &CudaDevice<E>, sum: SumAndNorm<'_, E>) -> crate::Result<Scored> {
+        self.scored(device, |parts| {
+            add_norm_product_few(&device.device, sum, [self.rows, self.hidden], parts)
+        })
+    }
+
+    fn add_to(
+        &self,
+        device: &CudaDevice<E>,
+        out: &mut Buffer<E>,
+        (x, Scored { logits, gates }): (&Buffer<E>, &Scored),
+        norm: Option<NormOfSums<'_, E>>,
+    ) -> crate::Result<()> {
+        let ExpertShape { experts, top, renormalise, .. } = self.shape;
+        let gpu = &device.device;
+        let made;
+        let choice = if chooses_in_place(self.rows, top) {
+            Choice::By(Scores { logits, top, renormalise })
+        } else {
+            made = choose_experts(gpu, logits, experts, top, renormalise)?;
+            Choice::Made(&made)
+        };
+        let shared = self.apart.map(|(weights, _)| (weights, gates));
+        let (hidden, routed) = (self.hidden, self.routed);
+        experts_few(gpu, ExpertsFew { x, hidden, experts, choice, routed, shared, out, norm })
+    }
 }
 
 /// The matrices of the shared expert, and its gate.

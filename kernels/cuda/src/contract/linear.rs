@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use hypic_domain::family::Family;
 use hypic_domain::model::LinearShape;
 use hypic_kernels::check::{self, equal};
-use hypic_kernels::op::{Gates, LinearInput, OpError};
+use hypic_kernels::op::{Device as _, Gates, HeadGate, LinearInput, OpError};
 use hypic_kernels::plan::{Plan, Record, Rule, Run, RunOp};
 
 use super::memory::{SlotLayer, States, Tensor, gdn_only};
@@ -19,6 +19,7 @@ use super::step::linear_step;
 use super::step_tables::is_step;
 use super::tuple::{LayerParts, LinearParts, await_linear};
 use super::{CudaDevice, failed};
+use crate::choice::norms_in_step;
 use crate::conv_warm::Tails;
 use crate::memory::Float;
 use crate::pack::{pack_tiles, set_identity};
@@ -37,13 +38,9 @@ pub(super) fn linear_mixer<E: Float>(
     plan: &Plan<CudaDevice<E>>,
     states: &mut States<E>,
 ) -> Result<Tensor<E>, OpError> {
-    check(input, plan, states.slots)?;
-    let place = states.layer(input.layer).map_err(failed(OP))?;
-    if place.shape != *input.shape {
-        return Err(OpError::shape(OP, format!("{:?}", place.shape), format!("{:?}", input.shape)));
-    }
+    let place = placed(input, plan, states)?;
     if is_step(plan) {
-        return linear_step(device, input, plan, states, place);
+        return linear_step(device, (input, None), plan, states, place);
     }
     await_linear(&device.device, input.layer, plan).map_err(failed(OP))?;
     let Gates::Gdn { a, b, a_log, dt_bias } = &input.gates;
@@ -85,6 +82,36 @@ pub(super) fn linear_mixer<E: Float>(
         }
         Ok(())
     })
+}
+
+/// The same, and the gated norm behind it.
+pub(super) fn linear_mixer_norm<E: Float>(
+    device: &CudaDevice<E>,
+    input: &LinearInput<'_, CudaDevice<E>>,
+    behind: &HeadGate<'_, CudaDevice<E>>,
+    plan: &Plan<CudaDevice<E>>,
+    states: &mut States<E>,
+) -> Result<Tensor<E>, OpError> {
+    if is_step(plan) && norms_in_step(plan.ids.len()) {
+        let place = placed(input, plan, states)?;
+        return linear_step(device, (input, Some(behind)), plan, states, place);
+    }
+    let mixed = linear_mixer(device, input, plan, states)?;
+    device.gated_norm(&mixed, behind.gate, behind.weight, input.shape.value, behind.eps)
+}
+
+/// The layer's place in the pools, after all checks.
+fn placed<E: Float>(
+    input: &LinearInput<'_, CudaDevice<E>>,
+    plan: &Plan<CudaDevice<E>>,
+    states: &States<E>,
+) -> Result<SlotLayer, OpError> {
+    check(input, plan, states.slots)?;
+    let place = states.layer(input.layer).map_err(failed(OP))?;
+    match place.shape == *input.shape {
+        true => Ok(place),
+        false => Err(OpError::shape(OP, format!("{:?}", place.shape), format!("{:?}", input.shape))),
+    }
 }
 
 /// Checks everything that can be wrong, so that later no state is left half advanced.

@@ -1,7 +1,7 @@
 //! One token of many sequences through a linear layer: the form of decode.
 
 use hypic_domain::family::Family;
-use hypic_kernels::op::{Gates, LinearInput, OpError};
+use hypic_kernels::op::{Gates, HeadGate, LinearInput, OpError};
 use hypic_kernels::plan::Plan;
 
 use super::CudaDevice;
@@ -10,15 +10,16 @@ use super::step_tables::{locked, slots_of};
 use crate::conv_warm::TAPS;
 use crate::memory::{Float, Table};
 use crate::programs::Pool;
-use crate::step::{ConvStep, conv_step, gdn_step};
+use crate::step::{ConvStep, StepOut, conv_step, gdn_step};
 use crate::{Buffer, Rows, Shape};
 
 const OP: &str = "linear_mixer";
 
-/// The linear mixer of a step of one row for each sequence: its inputs were checked.
+/// The linear mixer of a step of one row for each sequence, and the gated norm behind it where there is one: its inputs
+/// were checked.
 pub(super) fn linear_step<E: Float>(
     device: &CudaDevice<E>,
-    input: &LinearInput<'_, CudaDevice<E>>,
+    (input, behind): (&LinearInput<'_, CudaDevice<E>>, Option<&HeadGate<'_, CudaDevice<E>>>),
     plan: &Plan<CudaDevice<E>>,
     states: &mut States<E>,
     place: SlotLayer,
@@ -31,6 +32,7 @@ pub(super) fn linear_step<E: Float>(
     let (taps, _) = taps.table(OP, TAPS)?;
     let Gates::Gdn { a, b, a_log, dt_bias } = &input.gates;
     let decay = [a_log.vector(OP, shape.heads)?, dt_bias.vector(OP, shape.heads)?];
+    let weight = behind.map(|behind| behind.weight.vector(OP, shape.width)).transpose()?;
     device.written(OP, (rows, shape.heads * shape.width), |gpu, out| {
         let step = device.tables();
         let step = step.as_ref().map(locked);
@@ -64,6 +66,12 @@ pub(super) fn linear_step<E: Float>(
         conv_step(gpu, conv)?;
         let rows = Rows { family: Family::Gdn, shape, q: &q, k: &k, v: &v, gate: &gate, beta: &write };
         let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
+        let out = match behind.zip(weight) {
+            None => StepOut::Plain(out),
+            Some((behind, weight)) => {
+                StepOut::Normed { gate: &behind.gate.values, weight, eps: behind.eps, y: out }
+            }
+        };
         gdn_step(gpu, rows, (slots, states.slots), pool, out)
     })
 }

@@ -129,6 +129,7 @@ impl Step {
             contexts: &mut contexts,
             rope: &rope,
             scale: (self.shape.key as f32).powf(-0.5),
+            gate: None,
             out: &mut out,
         };
         attention_as(device, run, form).unwrap();

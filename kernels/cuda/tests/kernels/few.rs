@@ -2,8 +2,8 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Buffer, Device, ExpertWeights, Experts, ExpertsFew, FewPart, add_norm, add_rows, bounds, experts_few,
-    product_few, rms_norm,
+    Buffer, Choice, Device, ExpertWeights, Experts, ExpertsFew, FewPart, add_norm, add_rows, bounds,
+    experts_few, product_few, rms_norm,
 };
 use rand::RngExt;
 use rand::seq::IndexedRandom;
@@ -119,10 +119,11 @@ impl Mixture {
             x: &place(x),
             hidden: self.hidden,
             experts: self.experts,
-            chosen: &chosen,
+            choice: Choice::Made(&chosen),
             routed: ExpertWeights { width: self.width, gate_up: &gate_up, down: &down },
             shared: (self.apart > 0).then_some((shared, &gates)),
             out: &mut out,
+            norm: None,
         };
         experts_few(device, run).unwrap();
         narrow(&out.read().unwrap())

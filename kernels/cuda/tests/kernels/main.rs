@@ -11,6 +11,7 @@ mod conv_warm;
 mod draw;
 mod experts;
 mod few;
+mod fused;
 mod gdn_chunks;
 mod mla;
 mod norm;

@@ -1,7 +1,7 @@
 //! The gated full-attention mixer of Qwen3-Next and Qwen3.5.
 
 use hypic_domain::model::FullShape;
-use hypic_kernels::op::{Device, FullInput, NormWeight, OpError, Split};
+use hypic_kernels::op::{Device, FullInput, HeadNorms, NormWeight, OpError, Split};
 use hypic_kernels::plan::Plan;
 
 use crate::config::Config;
@@ -59,11 +59,8 @@ impl<D: Device> FullLayer<D> {
         pages: &mut D::Pages,
         x: &D::Tensor,
     ) -> Result<D::Tensor, OpError> {
-        let width = self.shape.key;
-        let norm = |x, weight| device.rms_norm(&x, weight, width, NormWeight::ZeroCentred, self.eps);
         let weights = [&self.query, &self.gate, &self.key, &self.value];
         let [query, gate, key, value] = device.linears(x, weights)?;
-        let (query, key) = (norm(query, &self.query_norm)?, norm(key, &self.key_norm)?);
         let input = FullInput {
             layer,
             shape: &self.shape,
@@ -71,10 +68,11 @@ impl<D: Device> FullLayer<D> {
             key: &key,
             value: &value,
             rope,
-            scale: (width as f32).powf(-0.5),
+            scale: (self.shape.key as f32).powf(-0.5),
         };
-        let mut mixed = device.full_mixer(&input, plan, pages)?;
-        device.sigmoid_gate(&mut mixed, &gate)?;
+        let (query, key) = (&self.query_norm, &self.key_norm);
+        let norms = HeadNorms { query, key, style: NormWeight::ZeroCentred, eps: self.eps };
+        let mixed = device.full_mixer_gated(&input, (&norms, &gate), plan, pages)?;
         device.linear(&mixed, &self.out)
     }
 }

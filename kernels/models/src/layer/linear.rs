@@ -1,7 +1,7 @@
 //! The gated delta net mixer of Qwen3-Next and Qwen3.5.
 
 use hypic_domain::model::LinearShape;
-use hypic_kernels::op::{Device, Gates, LinearInput, OpError, Split};
+use hypic_kernels::op::{Device, Gates, HeadGate, LinearInput, OpError, Split};
 use hypic_kernels::plan::Plan;
 
 use crate::config::{Config, Naming};
@@ -97,8 +97,8 @@ impl<D: Device> LinearLayer<D> {
         let [raw, gate, a, b] = device.linears(x, weights)?;
         let gates = Gates::Gdn { a: &a, b: &b, a_log: &self.a_log, dt_bias: &self.dt_bias };
         let input = LinearInput { layer, shape: &self.shape, raw: &raw, conv: Some(&self.conv), gates };
-        let mixed = device.linear_mixer(&input, plan, states)?;
-        let normed = device.gated_norm(&mixed, &gate, &self.norm, self.shape.value, self.eps)?;
+        let gate = HeadGate { gate: &gate, weight: &self.norm, eps: self.eps };
+        let normed = device.linear_mixer_norm(&input, &gate, plan, states)?;
         device.linear(&normed, &self.out)
     }
 }

@@ -1,6 +1,6 @@
 //! The feed-forward parts: dense, `down(silu(gate(x)) * up(x))`, and a mixture of experts of that form.
 
-use hypic_kernels::op::{Device, ExpertShape, Experts, OpError, SharedExpert, Split};
+use hypic_kernels::op::{Device, ExpertShape, Experts, Norm, OpError, SharedExpert, Split};
 
 use crate::config::FeedForward;
 use crate::error::LoadError;
@@ -47,11 +47,32 @@ impl<D: Device> Mlp<D> {
         }
     }
 
-    /// Adds what this part says of `x` to `into`.
-    pub(crate) fn add_to(&self, device: &D, into: &mut D::Tensor, x: &D::Tensor) -> Result<(), OpError> {
+    /// Adds what the mixer said to `x`, then what this part says of the norm `before` of that; the norm `after` of the sums,
+    /// if there is one.
+    pub(crate) fn add_to(
+        &self,
+        device: &D,
+        x: &mut D::Tensor,
+        mixed: &D::Tensor,
+        norms: (&Norm<'_, D>, Option<&Norm<'_, D>>),
+    ) -> Result<Option<D::Tensor>, OpError> {
         match self {
-            Self::Dense(dense) => device.add(into, &dense.forward(device, x)?),
-            Self::Mixture(mixture) => mixture.add_to(device, into, x),
+            Self::Dense(dense) => {
+                let (before, after) = norms;
+                let weight = (before.weight, before.width);
+                let normed = device.add_norm(x, mixed, weight, before.style, before.eps)?;
+                device.add(x, &dense.forward(device, &normed)?)?;
+                let normed =
+                    |norm: &Norm<'_, D>| device.rms_norm(x, norm.weight, norm.width, norm.style, norm.eps);
+                after.map(normed).transpose()
+            }
+            Self::Mixture(Mixture { shape, router, gate_up, down, shared }) => {
+                let experts = Experts { shape: *shape, router, gate_up, down };
+                let shared = shared.as_ref();
+                let shared =
+                    shared.map(|(Dense { gate_up, down }, gate)| SharedExpert { gate_up, down, gate });
+                device.add_mixture(x, mixed, norms, (&experts, shared.as_ref()))
+            }
         }
     }
 }
@@ -119,13 +140,5 @@ impl<D: Device> Mixture<D> {
             down,
             shared,
         })
-    }
-
-    fn add_to(&self, device: &D, into: &mut D::Tensor, x: &D::Tensor) -> Result<(), OpError> {
-        let Self { shape, router, gate_up, down, shared } = self;
-        let experts = Experts { shape: *shape, router, gate_up, down };
-        let shared =
-            shared.as_ref().map(|(Dense { gate_up, down }, gate)| SharedExpert { gate_up, down, gate });
-        device.add_experts(into, x, &experts, shared.as_ref())
     }
 }

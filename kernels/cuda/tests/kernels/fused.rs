@@ -1,0 +1,298 @@
+//! Launches that do what several did have the bits of those.
+
+use half::bf16;
+use hypic_cuda::{
+    Attention, AttentionForm, Buffer, Choice, Context, Contexts, Device, ExpertWeights, ExpertsFew, FewPart,
+    FullShape, Heads, NormOfSums, Scores, SumAndNorm, Token, add_norm, add_norm_product_few, attention_as,
+    choose_experts, experts_few, norm_and_store, product_few, rms_norm, sigmoid_gate, store_kv,
+};
+use rand::RngExt;
+
+use crate::run::{bits, on_devices};
+use crate::truth::{fresh, normal};
+
+const EPS: f32 = 1e-6;
+const PAGE: usize = 16;
+
+fn random(len: usize, scale: f32) -> Vec<bf16> {
+    let mut rng = fresh();
+    (0..len).map(|_| bf16::from_f32(scale * normal(&mut rng))).collect()
+}
+
+fn exact(len: usize) -> Vec<f32> {
+    random(len, 1.0).into_iter().map(bf16::to_f32).collect()
+}
+
+fn place(device: &Device, values: &[bf16]) -> Buffer<bf16> {
+    Buffer::from_slice(device, values).unwrap()
+}
+
+fn nan(device: &Device, len: usize) -> Buffer<bf16> {
+    place(device, &vec![bf16::NAN; len])
+}
+
+fn bits_of(buffer: &Buffer<bf16>) -> Vec<u32> {
+    bits(&buffer.read().unwrap().into_iter().map(bf16::to_f32).collect::<Vec<_>>())
+}
+
+/// A mixture over a few rows.
+struct Mixture {
+    /// Rows, experts of each, experts; hidden, width of an expert, width of the shared one or 0.
+    counts: [usize; 3],
+    sizes: [usize; 3],
+    x: Vec<bf16>,
+    logits: Vec<f32>,
+    gates: Vec<f32>,
+    matrices: [Vec<bf16>; 4],
+    weight: Vec<f32>,
+}
+
+impl Mixture {
+    fn random(counts: [usize; 3], sizes: [usize; 3]) -> Self {
+        let ([rows, _, experts], [hidden, width, apart]) = (counts, sizes);
+        let of = [experts * 2 * width * hidden, experts * hidden * width, 2 * apart * hidden, hidden * apart];
+        let mut rng = fresh();
+        // Few different values, so that there are ties.
+        let logits = (0..rows * experts).map(|_| rng.random_range(-20..20) as f32 / 4.0).collect();
+        let matrices = of.map(|size| random(size, 0.1));
+        let (x, gates, weight) = (random(rows * hidden, 1.0), exact(rows), exact(hidden));
+        Self { counts, sizes, x, logits, gates, matrices, weight }
+    }
+
+    /// What is added to the rows themselves, and the norm of the sums.
+    fn run(&self, device: &Device, renormalise: bool, in_place: bool) -> [Vec<u32>; 2] {
+        let ([rows, top, experts], [hidden, width, apart]) = (self.counts, self.sizes);
+        let [gate_up, down, shared_gate_up, shared_down] =
+            self.matrices.each_ref().map(|values| place(device, values));
+        let [logits, gates, weight] = [&self.logits, &self.gates, &self.weight]
+            .map(|values| Buffer::from_slice(device, values).unwrap());
+        let shared = ExpertWeights { width: apart, gate_up: &shared_gate_up, down: &shared_down };
+        let (mut out, mut y) = (place(device, &self.x), nan(device, rows * hidden));
+        let made = choose_experts(device, &logits, experts, top, renormalise).unwrap();
+        let (choice, norm) = if in_place {
+            let norm = NormOfSums { weight: &weight, offset: 1.0, eps: EPS, y: &mut y };
+            (Choice::By(Scores { logits: &logits, top, renormalise }), Some(norm))
+        } else {
+            (Choice::Made(&made), None)
+        };
+        let run = ExpertsFew {
+            x: &place(device, &self.x),
+            hidden,
+            experts,
+            choice,
+            routed: ExpertWeights { width, gate_up: &gate_up, down: &down },
+            shared: (apart > 0).then_some((shared, &gates)),
+            out: &mut out,
+            norm,
+        };
+        experts_few(device, run).unwrap();
+        if !in_place {
+            rms_norm(device, &out, &weight, &mut y, 1.0, EPS).unwrap();
+        }
+        [&out, &y].map(bits_of)
+    }
+}
+
+#[test]
+fn experts_chosen_by_every_block_and_normed_sums_have_the_bits_of_the_launches_apart() {
+    // Fewer assignments than experts, and more; narrow rows and wide ones; more experts than a lane keeps at best.
+    for (counts, sizes) in [
+        ([1, 8, 40], [96, 32, 64]),
+        ([2, 3, 300], [288, 32, 0]),
+        ([7, 2, 9], [64, 544, 32]),
+        ([8, 3, 5], [544, 32, 96]),
+        ([1, 1, 1], [2080, 32, 32]),
+    ] {
+        let mixture = Mixture::random(counts, sizes);
+        for renormalise in [false, true] {
+            on_devices(|device| {
+                let [apart, fused] = [false, true].map(|fused| mixture.run(device, renormalise, fused));
+                assert!(apart.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
+                assert!(apart == fused, "{counts:?}, {sizes:?}: other bits");
+                fused
+            });
+        }
+    }
+}
+
+#[test]
+fn a_step_of_more_rows_does_not_choose_in_every_block() {
+    on_devices(|device| {
+        let mixture = Mixture::random([9, 2, 4], [32, 32, 0]);
+        let logits = Buffer::from_slice(device, &mixture.logits).unwrap();
+        let [gate_up, down] = [0, 1].map(|i| place(device, &mixture.matrices[i]));
+        let mut out = nan(device, 9 * 32);
+        let run = ExpertsFew {
+            x: &place(device, &mixture.x),
+            hidden: 32,
+            experts: 4,
+            choice: Choice::By(Scores { logits: &logits, top: 2, renormalise: true }),
+            routed: ExpertWeights { width: 32, gate_up: &gate_up, down: &down },
+            shared: None,
+            out: &mut out,
+            norm: None,
+        };
+        assert!(experts_few(device, run).unwrap_err().to_string().starts_with("assignments must be"));
+    });
+}
+
+#[test]
+fn sums_and_norms_that_every_block_makes_have_the_bits_of_the_launches_apart() {
+    for (rows, inner, outers) in
+        [(1, 96, vec![40, 1]), (2, 2080, vec![17]), (1, 4128, vec![33, 1, 2]), (2, 544, vec![8])]
+    {
+        let [x, r] = [(); 2].map(|()| random(rows * inner, 1.0));
+        let norm = exact(inner);
+        let weights: Vec<Vec<bf16>> = outers.iter().map(|outer| random(outer * inner, 0.05)).collect();
+        on_devices(|device| {
+            let norm = Buffer::from_slice(device, &norm).unwrap();
+            let weights: Vec<_> = weights.iter().map(|weight| place(device, weight)).collect();
+            let r = place(device, &r);
+            let [fused, apart] = [true, false].map(|fused| {
+                let (mut x, mut sums, mut normed) =
+                    (place(device, &x), nan(device, rows * inner), nan(device, rows * inner));
+                let mut y: Vec<Buffer<f32>> = outers
+                    .iter()
+                    .map(|outer| Buffer::from_slice(device, &vec![f32::NAN; rows * outer]).unwrap())
+                    .collect();
+                let parts = weights.iter().zip(&outers).zip(&mut y);
+                let parts = parts.map(|((weight, &outer), y)| FewPart { weight, outer, y }).collect();
+                if fused {
+                    let out = [&mut sums, &mut normed];
+                    let sum = SumAndNorm { terms: [&x, &r], weight: &norm, offset: 1.0, eps: EPS, out };
+                    add_norm_product_few(device, sum, [rows, inner], parts).unwrap();
+                } else {
+                    add_norm(device, [&mut x, &mut normed], &r, &norm, 1.0, EPS).unwrap();
+                    product_few(device, &normed, [rows, inner], parts).unwrap();
+                    sums = x;
+                }
+                let y = y.iter().flat_map(|y| bits(&y.read().unwrap())).collect();
+                [bits_of(&sums), bits_of(&normed), y]
+            });
+            assert!(fused.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
+            assert!(fused == apart, "{rows} rows of {inner}: other bits");
+            fused
+        });
+    }
+}
+
+/// Rows that stand at the end of contexts of so many tokens, and the pages of these.
+struct Step {
+    shape: FullShape,
+    tokens: Vec<Vec<Token>>,
+    rows: Vec<[u32; 1]>,
+}
+
+impl Step {
+    fn new(shape: FullShape, lengths: &[usize]) -> Self {
+        let mut slot = 0u32;
+        let tokens: Vec<Vec<Token>> = lengths
+            .iter()
+            .map(|&length| {
+                slot = slot.next_multiple_of(PAGE as u32);
+                (0..length as u32)
+                    .map(|position| {
+                        slot += 1;
+                        Token { slot: slot - 1, position }
+                    })
+                    .collect()
+            })
+            .collect();
+        Self { shape, tokens, rows: lengths.iter().map(|&length| [length as u32 - 1]).collect() }
+    }
+
+    fn contexts(&self, device: &Device) -> Contexts {
+        let of = |(tokens, rows): (&'_ Vec<Token>, &'_ [u32; 1])| (tokens.clone(), *rows);
+        let all: Vec<_> = self.tokens.iter().zip(&self.rows).map(of).collect();
+        let contexts: Vec<_> = all.iter().map(|(tokens, rows)| Context { tokens, rows }).collect();
+        Contexts::cut(device, (self.shape, PAGE), &contexts, (Some(64), false)).unwrap()
+    }
+
+    fn pages(&self) -> usize {
+        let slots = self.tokens.iter().map(|tokens| tokens.len().next_multiple_of(PAGE)).sum::<usize>();
+        slots * self.shape.kv_heads * self.shape.key
+    }
+}
+
+const fn shape(heads: usize, kv_heads: usize, width: usize) -> FullShape {
+    FullShape { heads, kv_heads, key: width, value: width, rotary: 16 }
+}
+
+#[test]
+fn heads_that_are_normed_where_they_are_stored_have_the_bits_of_the_launches_apart() {
+    for (shape, lengths) in [
+        (shape(3, 1, 64), &[5][..]),
+        (shape(4, 2, 128), &[17, 1]),
+        (shape(8, 1, 256), &[1, 2, 3, 4, 5, 6, 7, 8]),
+    ] {
+        let step = Step::new(shape, lengths);
+        let (rows, width) = (lengths.len(), shape.key);
+        let q = random(rows * shape.heads * width, 1.0);
+        let [k, v] = [(); 2].map(|()| random(rows * shape.kv_heads * width, 1.0));
+        let norms = [(); 2].map(|()| exact(width));
+        on_devices(|device| {
+            let contexts = step.contexts(device);
+            let [q, k, v] = [&q, &k, &v].map(|values| place(device, values));
+            let norms = norms.each_ref().map(|values| Buffer::from_slice(device, values).unwrap());
+            let [fused, apart] = [true, false].map(|fused| {
+                let [mut key, mut value] = [(); 2].map(|()| nan(device, step.pages()));
+                let (mut normed, mut normed_key) = (nan(device, q.len()), nan(device, k.len()));
+                if fused {
+                    let norms = norms.each_ref();
+                    let heads =
+                        Heads { q: &q, k: &k, v: &v, norms, offset: 1.0, eps: EPS, normed: &mut normed };
+                    norm_and_store(device, heads, &contexts, [&mut key, &mut value]).unwrap();
+                } else {
+                    rms_norm(device, &q, &norms[0], &mut normed, 1.0, EPS).unwrap();
+                    rms_norm(device, &k, &norms[1], &mut normed_key, 1.0, EPS).unwrap();
+                    store_kv(device, [&normed_key, &v], &contexts, &mut key, &mut value).unwrap();
+                }
+                [&normed, &key, &value].map(bits_of)
+            });
+            assert!(fused[0].iter().all(|&bits| f32::from_bits(bits).is_finite()));
+            assert!(fused == apart, "{shape:?}: other bits");
+            fused
+        });
+    }
+}
+
+#[test]
+fn outputs_of_attention_that_are_gated_where_they_are_added_have_the_bits_of_the_launches_apart() {
+    // One row whose tokens several jobs share, and one of a single job; or none with partial sums.
+    for (shape, lengths) in [(shape(4, 2, 64), &[200, 10][..]), (shape(2, 1, 256), &[3])] {
+        let step = Step::new(shape, lengths);
+        let size = lengths.len() * shape.heads * shape.key;
+        let [q, gate] = [(); 2].map(|()| random(size, 1.0));
+        let [key, value] = [(); 2].map(|()| random(step.pages(), 1.0));
+        let rope: Vec<f32> = (0..256 * 16).map(|i| if i % 16 < 8 { 1.0 } else { 0.0 }).collect();
+        on_devices(|device| {
+            let [q, key, value, gate] = [&q, &key, &value, &gate].map(|values| place(device, values));
+            let rope = Buffer::from_slice(device, &rope).unwrap();
+            let form = match device.capability() {
+                Some((9, 0)) => AttentionForm::Hopper,
+                _ => AttentionForm::Portable,
+            };
+            let [fused, apart] = [true, false].map(|fused| {
+                let mut out = nan(device, size);
+                let run = Attention {
+                    q: &q,
+                    key: &key,
+                    value: &value,
+                    contexts: &mut step.contexts(device),
+                    rope: &rope,
+                    scale: (shape.key as f32).powf(-0.5),
+                    gate: fused.then_some(&gate),
+                    out: &mut out,
+                };
+                attention_as(device, run, form).unwrap();
+                if !fused {
+                    sigmoid_gate(device, &mut out, &gate).unwrap();
+                }
+                bits_of(&out)
+            });
+            assert!(fused.iter().all(|&bits| f32::from_bits(bits).is_finite()));
+            assert!(fused == apart, "{shape:?}: other bits");
+            fused
+        });
+    }
+}
