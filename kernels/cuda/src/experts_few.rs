@@ -37,8 +37,8 @@ impl<E: Float> ExpertWeights<'_, E> {
 pub enum Choice<'a> {
     /// That were chosen.
     Made(&'a Experts),
-    /// That every block chooses by itself, as [`choose_experts`](crate::choose_experts) does: for rows that
-    /// [`chooses_in_place`](crate::choice::chooses_in_place) names.
+    /// That every block chooses by itself, as [`choose_experts`](crate::choose_experts) does: of at most eight rows, and 256
+    /// in all.
     By(Scores<'a>),
 }
 

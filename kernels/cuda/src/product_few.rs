@@ -60,7 +60,7 @@ pub struct SumAndNorm<'a, E: Float> {
 }
 
 /// [`add_norm`](crate::add_norm) into rows of their own, and [`product_few`] of the norms, in one launch and with the same
-/// bits: for rows that [`adds_in_place`] names.
+/// bits: of at most two rows, 8192 wide.
 ///
 /// # Errors
 /// As [`product_few`], and for more rows.
