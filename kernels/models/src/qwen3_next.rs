@@ -10,8 +10,8 @@ use crate::error::LoadError;
 use crate::layer::full::FullLayer;
 use crate::layer::linear::LinearLayer;
 use crate::layer::mlp::Mlp;
-use crate::load::Weights;
 use crate::model::{Memory, Model};
+use crate::weights::Weights;
 
 pub(crate) struct Qwen3Next<D: Device> {
     spec: ModelSpec,

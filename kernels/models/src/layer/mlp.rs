@@ -4,8 +4,8 @@ use hypic_kernels::op::{Device, ExpertShape, Experts, OpError, SharedExpert, Spl
 
 use crate::config::FeedForward;
 use crate::error::LoadError;
-use crate::load::Weights;
 use crate::stored::Stored;
+use crate::weights::Weights;
 
 pub(crate) enum Mlp<D: Device> {
     Dense(Dense<D>),

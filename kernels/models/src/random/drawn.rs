@@ -5,8 +5,8 @@ use hypic_kernels::random::RandomMatrix;
 
 use super::{Draw, RandomSpec};
 use crate::error::LoadError;
-use crate::load::Tensors;
 use crate::stored::Stored;
+use crate::tensors::Tensors;
 
 /// Draws vectors on the host; of a matrix it says what to draw.
 pub(super) struct Drawn {
