@@ -15,6 +15,7 @@ use domain::model::ModelSpec;
 use domain::tuple::TupleFormat;
 use hypic_domain as domain;
 
+use crate::coded::Coded;
 use crate::op::{
     Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight,
     OpError, Split,
@@ -137,6 +138,18 @@ impl<D: Rank> Device for TensorParallel<D> {
 
     fn weight(&self, host: &HostTensor<'_>) -> Result<Weight<D>, OpError> {
         self.share_out(host, D::weight)
+    }
+
+    fn coded(&self, name: &str, matrix: &Coded, split: &Split) -> Result<Weight<D>, OpError> {
+        let ranks = self.ranks.len();
+        let parts = self.each(|rank, device| {
+            device.coded(name, &*cut::coded(name, matrix, split, Place { rank, ranks })?, &Split::Whole)
+        })?;
+        Ok(Weight { parts, split: split.clone() })
+    }
+
+    fn keeps_codes(&self) -> bool {
+        self.ranks[0].keeps_codes()
     }
 
     fn random(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<D>, OpError> {

@@ -8,12 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
 use hypic_domain::tuple::Dtype;
+use hypic_kernels::coded::{Blocks, Coded};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 
 use crate::error::LoadError;
-use crate::fp8::Blocks;
-use crate::stored::Stored;
+use crate::stored::{Stored, Values};
 use crate::tensors::Tensors;
 
 /// Longest header that is read; that of a checkpoint of 10^5 tensors has some 10 MiB.
@@ -75,18 +75,22 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
-    /// 8-bit floats with the factors that lie beside them, as little-endian f32.
-    fn widen(
+    /// 8-bit floats with the factors that lie beside them, as a matrix of the last axis.
+    fn coded(
         &mut self,
         name: &str,
         shape: &[usize],
-        codes: &[u8],
-        blocks: Blocks,
-    ) -> Result<Vec<u8>, LoadError> {
-        let factors = self.read(&format!("{name}_scale_inv"), &blocks.factors_of(shape))?.widened();
-        let factors: Vec<f32> = factors.bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
-        let [.., rows, columns] = *shape else { return Ok(Vec::new()) };
-        Ok(blocks.widen(codes, [rows, columns], &factors).flat_map(f32::to_le_bytes).collect())
+        (codes, blocks): (Vec<u8>, Blocks),
+    ) -> Result<Coded, LoadError> {
+        let factors = self.read(&format!("{name}_scale_inv"), &blocks.factors_of(shape))?.values.widened();
+        let factors = factors.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+        let (count, matrix) = shape.split_at(shape.len().saturating_sub(2));
+        let shape = match *matrix {
+            [rows, columns] => [count.iter().product(), rows, columns],
+            _ => [0; 3],
+        };
+        let refused = |source| LoadError::PlaceWeight { name: name.to_owned(), source };
+        Coded::new(codes, shape, blocks, factors).map_err(refused)
     }
 }
 
@@ -116,14 +120,14 @@ impl Tensors for Checkpoint {
         digest.update(format!("{name}\0{:?}\0{:?}\0", info.dtype, info.shape).as_bytes());
         digest.update(&bytes);
         let path = shard.path.clone();
-        let (dtype, bytes) = match (info.dtype, self.blocks) {
+        let values = match (info.dtype, self.blocks) {
             (safetensors::Dtype::F8_E4M3, Some(blocks)) if shape.len() > 1 => {
-                (Dtype::F32, self.widen(name, shape, &bytes, blocks)?)
+                Values::Coded(self.coded(name, shape, (bytes, blocks))?)
             }
             _ => decode(name, &path, info, bytes)?,
         };
         self.digests.insert(name.to_owned(), *digest.finalize().as_bytes());
-        let stored = Stored { name: name.to_owned(), shape: shape.to_vec(), dtype, bytes };
+        let stored = Stored { name: name.to_owned(), shape: shape.to_vec(), values };
         match stored.not_finite() {
             None => Ok(stored),
             Some(index) => Err(LoadError::CheckValues { name: stored.name, path, index }),
@@ -206,14 +210,15 @@ fn resolve(dir: &Path, entry: &str) -> Result<PathBuf, LoadError> {
     Ok(target)
 }
 
-fn decode(name: &str, path: &Path, info: &TensorInfo, bytes: Vec<u8>) -> Result<(Dtype, Vec<u8>), LoadError> {
+fn decode(name: &str, path: &Path, info: &TensorInfo, bytes: Vec<u8>) -> Result<Values, LoadError> {
+    let plain = |dtype, bytes| Ok(Values::Plain { dtype, bytes });
     match info.dtype {
-        safetensors::Dtype::F32 => Ok((Dtype::F32, bytes)),
-        safetensors::Dtype::F16 => Ok((Dtype::F16, bytes)),
-        safetensors::Dtype::BF16 => Ok((Dtype::Bf16, bytes)),
+        safetensors::Dtype::F32 => plain(Dtype::F32, bytes),
+        safetensors::Dtype::F16 => plain(Dtype::F16, bytes),
+        safetensors::Dtype::BF16 => plain(Dtype::Bf16, bytes),
         safetensors::Dtype::F64 => {
             let values = bytes.as_chunks::<8>().0.iter().map(|&b| f64::from_le_bytes(b) as f32);
-            Ok((Dtype::F32, values.flat_map(f32::to_le_bytes).collect()))
+            plain(Dtype::F32, values.flat_map(f32::to_le_bytes).collect())
         }
         other => Err(LoadError::ReadDtype {
             name: name.to_owned(),

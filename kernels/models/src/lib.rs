@@ -22,5 +22,4 @@ mod tensors;
 mod weights;
 
 pub use error::LoadError;
-pub use fp8::Blocks;
 pub use load::{Loaded, load};

@@ -22,7 +22,7 @@ pub struct Loaded<D: Device> {
     pub spec: ModelSpec,
     /// Digest of the weights: names, shapes, formats and bytes.
     pub weights: [u8; 32],
-    /// Everything of the architecture that changes a result, in one line.
+    /// Everything of the architecture that changes a result, and how the device multiplies codes, in one line.
     pub architecture: String,
     /// Bytes that all weights take on the device: the engine's first cost.
     pub bytes: u64,
@@ -46,10 +46,15 @@ pub(crate) fn load_from<D: Device>(
     device.fits(&config.spec).map_err(|source| LoadError::FitDevice { source })?;
     let mut weights = Weights::new(device, tensors);
     let model = Qwen3Next::load(&config, &mut weights)?;
+    let mut architecture = config.canonical();
+    if config.blocks.is_some() && device.keeps_codes() {
+        // Products of codes, whose factors act on sums, are not those of rounded values.
+        architecture += ";products=codes";
+    }
     Ok(Loaded {
         model: Box::new(model),
         weights: weights.digest(),
-        architecture: config.canonical(),
+        architecture,
         bytes: weights.bytes(),
         spec: config.spec,
     })

@@ -2,36 +2,58 @@
 
 use half::{bf16, f16};
 use hypic_domain::tuple::Dtype;
+use hypic_kernels::coded::Coded;
 
 /// A tensor in memory, as it was stored, or f32 where it was stored wider.
 pub(crate) struct Stored {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
-    pub(crate) dtype: Dtype,
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) values: Values,
+}
+
+/// Values of a tensor.
+pub(crate) enum Values {
+    /// Little-endian.
+    Plain { dtype: Dtype, bytes: Vec<u8> },
+    /// As the matrix of the last axis.
+    Coded(Coded),
 }
 
 impl Stored {
     /// Index of the first NaN or infinity.
-    fn not_finite(&self) -> Option<usize> {
-        let pairs = self.bytes.as_chunks::<2>().0;
-        match self.dtype {
+    pub(crate) fn not_finite(&self) -> Option<usize> {
+        let (dtype, bytes) = match &self.values {
+            Values::Plain { dtype, bytes } => (dtype, bytes),
+            Values::Coded(matrix) => return matrix.not_finite(),
+        };
+        let pairs = bytes.as_chunks::<2>().0;
+        match dtype {
             Dtype::F16 => pairs.iter().position(|&b| !f16::from_le_bytes(b).is_finite()),
             Dtype::Bf16 => pairs.iter().position(|&b| !bf16::from_le_bytes(b).is_finite()),
-            _ => self.bytes.as_chunks::<4>().0.iter().position(|&b| !f32::from_le_bytes(b).is_finite()),
+            _ => bytes.as_chunks::<4>().0.iter().position(|&b| !f32::from_le_bytes(b).is_finite()),
         }
     }
 
     /// The rows of a matrix, in the order given.
     pub(crate) fn rows(&self, rows: impl Iterator<Item = usize>) -> Self {
-        let width = self.shape[1] * self.dtype.size();
-        let mut bytes = Vec::new();
-        let mut count = 0;
-        for row in rows {
-            bytes.extend_from_slice(&self.bytes[row * width..(row + 1) * width]);
-            count += 1;
-        }
-        Self { name: self.name.clone(), shape: vec![count, self.shape[1]], dtype: self.dtype, bytes }
+        let columns = self.shape[1];
+        let (count, values) = match &self.values {
+            Values::Coded(matrix) => {
+                let part = matrix.rows(rows);
+                (part.shape()[0], Values::Coded(part))
+            }
+            Values::Plain { dtype, bytes: whole } => {
+                let width = columns * dtype.size();
+                let mut bytes = Vec::new();
+                let mut count = 0;
+                for row in rows {
+                    bytes.extend_from_slice(&whole[row * width..(row + 1) * width]);
+                    count += 1;
+                }
+                (count, Values::Plain { dtype: *dtype, bytes })
+            }
+        };
+        Self { name: self.name.clone(), shape: vec![count, columns], values }
     }
 
     /// A tensor of more axes as the matrix of its last one.
@@ -41,36 +63,70 @@ impl Stored {
         Self { shape: vec![rows, width], ..self }
     }
 
-    /// The rows of matrices of one width, one after the other, under a new name.
+    /// The rows of matrices of one width, one after the other, under a new name. Those of one format keep it.
     pub(crate) fn stacked(name: &str, parts: Vec<Self>) -> Self {
-        let is_one = parts.windows(2).all(|pair| pair[0].dtype == pair[1].dtype);
-        let parts: Vec<Self> = if is_one { parts } else { parts.into_iter().map(Self::widened).collect() };
         let rows = parts.iter().map(|part| part.shape[0]).sum();
-        let (dtype, width) = parts.first().map_or((Dtype::F32, 0), |part| (part.dtype, part.shape[1]));
+        let width = parts.first().map_or(0, |part| part.shape[1]);
+        let coded: Vec<_> = parts.iter().filter_map(Self::coded).collect();
+        let both = if coded.len() == parts.len() { Coded::stacked(&coded) } else { None };
+        let values = both.map_or_else(|| Self::plain_stacked(parts), Values::Coded);
+        Self { name: name.to_owned(), shape: vec![rows, width], values }
+    }
+
+    fn coded(&self) -> Option<&Coded> {
+        match &self.values {
+            Values::Coded(matrix) => Some(matrix),
+            Values::Plain { .. } => None,
+        }
+    }
+
+    /// As little-endian values of the one format that the parts have, or f32.
+    fn plain_stacked(parts: Vec<Self>) -> Values {
+        let format = |part: &Self| match &part.values {
+            Values::Plain { dtype, .. } => Some(*dtype),
+            Values::Coded(_) => None,
+        };
+        let first = parts.first().and_then(format);
+        let dtype = first.filter(|_| parts.iter().all(|part| format(part) == first)).unwrap_or(Dtype::F32);
         // One allocation: the experts of a layer are a gigabyte.
-        let mut bytes = Vec::with_capacity(rows * width * dtype.size());
-        parts.iter().for_each(|part| bytes.extend_from_slice(&part.bytes));
-        Self { name: name.to_owned(), shape: vec![rows, width], dtype, bytes }
+        let count: usize = parts.iter().map(|part| part.shape.iter().product::<usize>()).sum();
+        let mut bytes = Vec::with_capacity(count * dtype.size());
+        for part in parts {
+            match part.values {
+                Values::Plain { dtype: of, bytes: own } if of == dtype => bytes.extend_from_slice(&own),
+                values => bytes.extend_from_slice(&values.widened()),
+            }
+        }
+        Values::Plain { dtype, bytes }
     }
 
     /// The rows of two matrices of one width, one after the other.
     pub(crate) fn under(self, other: Self) -> Self {
-        if self.dtype != other.dtype {
-            return self.widened().under(other.widened());
+        let name = self.name.clone();
+        Self::stacked(&name, vec![self, other])
+    }
+}
+
+impl Values {
+    /// Little-endian values in the format they have, or in f32 where they are codes.
+    pub(crate) fn plain(self) -> (Dtype, Vec<u8>) {
+        match self {
+            Self::Plain { dtype, bytes } => (dtype, bytes),
+            codes @ Self::Coded(_) => (Dtype::F32, codes.widened()),
         }
-        let mut bytes = self.bytes;
-        bytes.extend_from_slice(&other.bytes);
-        let shape = vec![self.shape[0] + other.shape[0], self.shape[1]];
-        Self { name: self.name, shape, dtype: self.dtype, bytes }
     }
 
-    fn widened(self) -> Self {
-        let pairs = self.bytes.as_chunks::<2>().0.iter();
-        let bytes = match self.dtype {
+    /// Little-endian f32.
+    pub(crate) fn widened(self) -> Vec<u8> {
+        let (dtype, bytes) = match self {
+            Self::Coded(matrix) => return matrix.values().flat_map(f32::to_le_bytes).collect(),
+            Self::Plain { dtype, bytes } => (dtype, bytes),
+        };
+        let pairs = bytes.as_chunks::<2>().0.iter();
+        match dtype {
             Dtype::F16 => pairs.flat_map(|&b| f16::from_le_bytes(b).to_f32().to_le_bytes()).collect(),
             Dtype::Bf16 => pairs.flat_map(|&b| bf16::from_le_bytes(b).to_f32().to_le_bytes()).collect(),
-            _ => self.bytes,
-        };
-        Self { dtype: Dtype::F32, bytes, ..self }
+            _ => bytes,
+        }
     }
 }

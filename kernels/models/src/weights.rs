@@ -6,7 +6,7 @@ use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{Device, HostTensor, OpError, Split};
 
 use crate::error::LoadError;
-use crate::stored::Stored;
+use crate::stored::{Stored, Values};
 use crate::tensors::Tensors;
 
 /// Reads tensors by name and hands them to the device.
@@ -48,9 +48,15 @@ impl<'a, D: Device> Weights<'a, D> {
         self.tensors.has(&format!("{}.{name}", self.prefix))
     }
 
-    /// A matrix of products or a table of embeddings that was read.
+    /// A matrix of products that was read.
     pub(crate) fn place(&self, stored: &Stored, split: Split) -> Result<D::Weight, LoadError> {
-        self.hand_over(stored, split, D::weight)
+        let Stored { name, shape, values } = stored;
+        match values {
+            Values::Coded(matrix) => self.placed(name, self.device.coded(name, matrix, &split)),
+            Values::Plain { dtype, bytes } => {
+                self.hand_over((name, shape), (*dtype, bytes), split, D::weight)
+            }
+        }
     }
 
     /// Counts what the device has taken.
@@ -62,18 +68,13 @@ impl<'a, D: Device> Weights<'a, D> {
 
     fn hand_over(
         &self,
-        stored: &Stored,
+        (name, shape): (&str, &[usize]),
+        (dtype, bytes): (Dtype, &[u8]),
         split: Split,
         take: impl Fn(&D, &HostTensor<'_>) -> Result<D::Weight, OpError>,
     ) -> Result<D::Weight, LoadError> {
-        let host = HostTensor {
-            name: &stored.name,
-            shape: stored.shape.clone(),
-            dtype: stored.dtype,
-            bytes: &stored.bytes,
-            split,
-        };
-        self.placed(&stored.name, take(self.device, &host))
+        let host = HostTensor { name, shape: shape.to_vec(), dtype, bytes, split };
+        self.placed(name, take(self.device, &host))
     }
 
     /// Reads and places what stays fp32: norms, gates, taps.
@@ -83,41 +84,51 @@ impl<'a, D: Device> Weights<'a, D> {
         shape: &[usize],
         split: Split,
     ) -> Result<D::Weight, LoadError> {
-        let stored = self.read(name, shape)?;
-        self.hand_over(&stored, split, D::exact)
+        let Stored { name, shape, values } = self.read(name, shape)?;
+        let (dtype, bytes) = values.plain();
+        self.hand_over((&name, &shape), (dtype, &bytes), split, D::exact)
     }
 
-    /// Places a matrix, or a stack of them as one.
+    /// Places a matrix of products, or a stack of them as one.
     pub(crate) fn weight(
         &mut self,
         name: &str,
         shape: &[usize],
         split: Split,
     ) -> Result<D::Weight, LoadError> {
-        self.root_weight(&format!("{}.{name}", self.prefix), shape, split)
+        let name = format!("{}.{name}", self.prefix);
+        if let Some(taken) = self.drawn(&name, shape, &split) {
+            return taken;
+        }
+        let stored = self.tensors.read(&name, shape)?.into_matrix();
+        self.place(&stored, split)
     }
 
-    /// Places a matrix that has no prefix.
-    pub(crate) fn root_weight(
-        &mut self,
-        name: &str,
-        shape: &[usize],
-        split: Split,
-    ) -> Result<D::Weight, LoadError> {
-        match self.tensors.random(name, shape) {
-            Some(matrix) => self.placed(name, self.device.random(&[matrix], &split)),
-            None => {
-                let stored = self.tensors.read(name, shape)?;
-                self.place(&stored.into_matrix(), split)
-            }
+    /// Places a matrix whose values stay as wide as the device's formats, whole: a table of embeddings, or scores.
+    pub(crate) fn wide(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
+        self.root_wide(&format!("{}.{name}", self.prefix), shape)
+    }
+
+    /// The same without a prefix.
+    pub(crate) fn root_wide(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
+        if let Some(taken) = self.drawn(name, shape, &Split::Whole) {
+            return taken;
         }
+        let Stored { name, shape, values } = self.tensors.read(name, shape)?.into_matrix();
+        let (dtype, bytes) = values.plain();
+        self.hand_over((&name, &shape), (dtype, &bytes), Split::Whole, D::weight)
+    }
+
+    /// A matrix of random values, which the device makes.
+    fn drawn(&mut self, name: &str, shape: &[usize], split: &Split) -> Option<Result<D::Weight, LoadError>> {
+        let matrix = self.tensors.random(name, shape)?;
+        Some(self.placed(name, self.device.random(&[matrix], split)))
     }
 
     /// A computed matrix, which stays fp32.
     pub(crate) fn table(&self, name: &str, values: &[f32], width: usize) -> Result<D::Weight, LoadError> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let shape = vec![values.len() / width, width];
-        let stored = Stored { name: name.to_owned(), shape, dtype: Dtype::F32, bytes };
-        self.hand_over(&stored, Split::Whole, D::exact)
+        let shape = [values.len() / width, width];
+        self.hand_over((name, &shape), (Dtype::F32, &bytes), Split::Whole, D::exact)
     }
 }

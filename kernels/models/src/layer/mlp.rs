@@ -109,12 +109,12 @@ impl<D: Device> Mixture<D> {
             0 => None,
             shared => Some((
                 Dense::load(weights, &format!("{name}.shared_expert"), hidden, shared)?,
-                weights.weight(&format!("{name}.shared_expert_gate.weight"), &[1, hidden], Split::Whole)?,
+                weights.wide(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
             )),
         };
         Ok(Self {
             shape,
-            router: weights.weight(&format!("{name}.gate.weight"), &[experts, hidden], Split::Whole)?,
+            router: weights.wide(&format!("{name}.gate.weight"), &[experts, hidden])?,
             gate_up,
             down,
             shared,

@@ -5,7 +5,7 @@ use hypic_kernels::random::RandomMatrix;
 
 use super::{Draw, RandomSpec};
 use crate::error::LoadError;
-use crate::stored::Stored;
+use crate::stored::{Stored, Values};
 use crate::tensors::Tensors;
 
 /// Draws vectors on the host; of a matrix it says what to draw.
@@ -48,7 +48,8 @@ impl Tensors for Drawn {
             None => self.vector(name, shape.iter().product()).into_iter().map(|value| value as f32).collect(),
         };
         let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
-        Ok(Stored { name: name.to_owned(), shape: shape.to_vec(), dtype: Dtype::F32, bytes })
+        let values = Values::Plain { dtype: Dtype::F32, bytes };
+        Ok(Stored { name: name.to_owned(), shape: shape.to_vec(), values })
     }
 
     /// Variance `1 / in`, so that activations keep their size; gates of linear layers a quarter of it.
