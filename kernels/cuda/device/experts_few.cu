@@ -42,78 +42,129 @@ DEV Members find_members(const uint32_t* chosen, int rows, int top, int experts,
   return {list, 0, count, expert};
 }
 
+// The gates and ups of one expert's rows: those of `weight` from row `expert` on.
+template <int AHEAD, class W>
+DEV void gate_up_of(const Members& members, const bf16* __restrict__ x, const W* weight, const float* factors, size_t expert,
+                    bf16* __restrict__ inner, int top, int hidden, int wide, int split) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
+  const bool is_there = tile * 8 < wide;
+  const size_t row_of_gate = expert + (is_there ? tile * 8 + g : 0);
+  const WeightRow<W> gate = row_of(weight, factors, row_of_gate, hidden), up = row_of(weight, factors, row_of_gate + wide, hidden);
+  for (int first = 0; first < members.count; first += STREAM_ROWS) {
+    float sums[4] = {};
+    const int mine = members.of(first + g);
+    const bf16* const row = mine < 0 ? nullptr : x + (size_t)(mine / top) * hidden;
+    if (is_there) stream_product<AHEAD, false>(sums, gate, up, hidden, split, row);
+    add_shares(sums, split);
+    if (!is_there || warp % split) continue;
+    for (int e = 0; e < 2; ++e) {
+      const int member = members.of(first + 2 * t + e);
+      if (member >= 0) store(inner[(size_t)member * wide + tile * 8 + g], silu(sums[e]) * sums[2 + e]);
+    }
+  }
+}
 // inner [assignments, width] = silu(x gate^T) * (x up^T) with the matrices of each row's expert, gate_up [experts, 2 width, hidden], and
-// shared_inner [rows, shared_width] likewise. A tile is eight outputs: eight rows of gate and eight of up. `split` warps for each tile.
-template <int AHEAD>
-DEV void gate_up_few(const bf16* __restrict__ x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* __restrict__ chosen,
-                     bf16* __restrict__ inner, bf16* __restrict__ shared_inner, int rows, int top, int experts, int hidden, int width,
-                     int shared_width, int split) {
+// shared_inner [rows, shared_width] likewise; weights with factors are codes. A tile is eight outputs: eight rows of gate and eight of up.
+// `split` warps for each tile.
+template <int AHEAD, int CODES>
+DEV void gate_up_few(const bf16* __restrict__ x, const void* gate_up, const void* shared_gate_up, const float* factors, const float* shared_factors,
+                     const uint32_t* __restrict__ chosen, bf16* __restrict__ inner, bf16* __restrict__ shared_inner, int rows, int top,
+                     int experts, int hidden, int width, int shared_width, int split) {
   let_others_start();
   await_inputs();
   const Members members = find_members(chosen, rows, top, experts, shared_width > 0);
   if (members.count == 0) return;
   const bool is_shared = members.list == nullptr;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = is_shared ? shared_width : width;
-  const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
-  const bool is_there = tile * 8 < wide;
-  const bf16* const matrix = is_shared ? shared_gate_up : gate_up + (size_t)members.expert * 2 * width * hidden;
-  const bf16* const gate = matrix + (size_t)(is_there ? tile * 8 + g : 0) * hidden + 8 * t;
-  const Share share = share_of(hidden, split);
-  for (int first = 0; first < members.count; first += STREAM_ROWS) {
-    float sums[4] = {};
-    const int mine = members.of(first + g);
-    const bf16* const row = mine < 0 ? nullptr : x + (size_t)(is_shared ? mine : mine / top) * hidden + 8 * t + share.begin * STREAM_CHUNK;
-    if (is_there) Stream<AHEAD>(gate, gate + (size_t)wide * hidden, share.begin, share.end).multiply(sums, row);
-    add_shares(sums, split);
-    if (!is_there || warp % split) continue;
-    for (int e = 0; e < 2; ++e) {
-      const int member = members.of(first + 2 * t + e);
-      if (member >= 0) store((is_shared ? shared_inner : inner)[(size_t)member * wide + tile * 8 + g], silu(sums[e]) * sums[2 + e]);
-    }
-  }
+  const int wide = is_shared ? shared_width : width;
+  const size_t expert = is_shared ? 0 : (size_t)members.expert * 2 * width;
+  const void* const weight = is_shared ? shared_gate_up : gate_up;
+  const float* const scale = is_shared ? shared_factors : factors;
+  bf16* const out = is_shared ? shared_inner : inner;
+  const int sharing = is_shared ? 1 : top;
+  if (CODES > 0 && scale != nullptr)
+    gate_up_of<(CODES > 0 ? CODES : 1)>(members, x, (const uint8_t*)weight, scale, expert, out, sharing, hidden, wide, split);
+  else
+    gate_up_of<AHEAD>(members, x, (const bf16*)weight, nullptr, expert, out, sharing, hidden, wide, split);
 }
 #define GATE_UP_FEW(name, AHEAD)                                                                                                     \
   KERNEL(32 * STREAM_WARPS, name)(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen, bf16* inner, \
                                   bf16* shared_inner, int rows, int top, int experts, int hidden, int width, int shared_width,       \
                                   int split) {                                                                                       \
-    gate_up_few<AHEAD>(x, gate_up, shared_gate_up, chosen, inner, shared_inner, rows, top, experts, hidden, width, shared_width, split); \
+    gate_up_few<AHEAD, 0>(x, gate_up, shared_gate_up, nullptr, nullptr, chosen, inner, shared_inner, rows, top, experts, hidden, width, \
+                          shared_width, split);                                                                                      \
   }                                                                                                                                  \
   REGISTER(name)
 GATE_UP_FEW(experts_few_gate_up, 6)
 // Of few jobs all blocks fit the device at once with fewer registers, and none runs behind the others.
 GATE_UP_FEW(experts_few_gate_up_wide, 4)
+KERNEL(32 * STREAM_WARPS, experts_few_gate_up_codes)(const bf16* x, const void* gate_up, const void* shared_gate_up, const float* factors,
+                                                     const float* shared_factors, const uint32_t* chosen, bf16* inner, bf16* shared_inner,
+                                                     int rows, int top, int experts, int hidden, int width, int shared_width, int split) {
+  gate_up_few<6, 4>(x, gate_up, shared_gate_up, factors, shared_factors, chosen, inner, shared_inner, rows, top, experts, hidden, width,
+                    shared_width, split);
+}
+REGISTER(experts_few_gate_up_codes)
 
+// The downs of one expert's rows: those of `weight` from row `expert` on.
+template <int AHEAD, class W>
+DEV void down_of(const Members& members, const bf16* __restrict__ inner, const W* weight, const float* factors, size_t expert,
+                 float* __restrict__ said, int hidden, int wide, int split) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
+  const bool is_there = tile * STREAM_OUTER < hidden;
+  const size_t first_row = expert + (is_there ? tile * STREAM_OUTER + g : 0);
+  const WeightRow<W> near = row_of(weight, factors, first_row, wide), far = row_of(weight, factors, first_row + 8, wide);
+  for (int first = 0; first < members.count; first += STREAM_ROWS) {
+    float sums[4] = {};
+    const int mine = members.of(first + g);
+    const bf16* const row = mine < 0 ? nullptr : inner + (size_t)mine * wide;
+    if (is_there) stream_product<AHEAD, false>(sums, near, far, wide, split, row);
+    add_shares(sums, split);
+    if (!is_there || warp % split) continue;
+    for (int e = 0; e < 4; ++e) {
+      const int member = members.of(first + 2 * t + (e & 1));
+      if (member >= 0) said[(size_t)member * hidden + tile * STREAM_OUTER + g + 8 * (e >> 1)] = sums[e];
+    }
+  }
+}
 // said [assignments, hidden] = inner down^T with the matrix of each row's expert, down [experts, hidden, width], and shared_said [rows,
-// hidden] likewise. A tile is 16 outputs.
-KERNEL(32 * STREAM_WARPS, experts_few_down)(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const bf16* down,
-                                            const bf16* shared_down, const uint32_t* __restrict__ chosen, float* __restrict__ said,
-                                            float* __restrict__ shared_said, int rows, int top, int experts, int hidden, int width,
-                                            int shared_width, int split) {
+// hidden] likewise; weights with factors are codes. A tile is 16 outputs.
+template <int AHEAD, int CODES>
+DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const void* down, const void* shared_down,
+                  const float* factors, const float* shared_factors, const uint32_t* __restrict__ chosen, float* __restrict__ said,
+                  float* __restrict__ shared_said, int rows, int top, int experts, int hidden, int width, int shared_width, int split) {
   let_others_start();
   await_inputs();
   const Members members = find_members(chosen, rows, top, experts, shared_width > 0);
   if (members.count == 0) return;
   const bool is_shared = members.list == nullptr;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = is_shared ? shared_width : width;
-  const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
-  const bool is_there = tile * STREAM_OUTER < hidden;
-  const bf16* const matrix = is_shared ? shared_down : down + (size_t)members.expert * hidden * width;
-  const bf16* const near = matrix + (size_t)(is_there ? tile * STREAM_OUTER + g : 0) * wide + 8 * t;
-  const Share share = share_of(wide, split);
-  for (int first = 0; first < members.count; first += STREAM_ROWS) {
-    float sums[4] = {};
-    const int mine = members.of(first + g);
-    const bf16* const row = mine < 0 ? nullptr : (is_shared ? shared_inner : inner) + (size_t)mine * wide + 8 * t + share.begin * STREAM_CHUNK;
-    if (is_there) Stream<6>(near, near + (size_t)8 * wide, share.begin, share.end).multiply(sums, row);
-    add_shares(sums, split);
-    if (!is_there || warp % split) continue;
-    for (int e = 0; e < 4; ++e) {
-      const int member = members.of(first + 2 * t + (e & 1));
-      if (member >= 0) (is_shared ? shared_said : said)[(size_t)member * hidden + tile * STREAM_OUTER + g + 8 * (e >> 1)] = sums[e];
-    }
-  }
+  const int wide = is_shared ? shared_width : width;
+  const size_t expert = is_shared ? 0 : (size_t)members.expert * hidden;
+  const void* const weight = is_shared ? shared_down : down;
+  const float* const scale = is_shared ? shared_factors : factors;
+  const bf16* const in = is_shared ? shared_inner : inner;
+  float* const out = is_shared ? shared_said : said;
+  if (CODES > 0 && scale != nullptr)
+    down_of<(CODES > 0 ? CODES : 1)>(members, in, (const uint8_t*)weight, scale, expert, out, hidden, wide, split);
+  else
+    down_of<AHEAD>(members, in, (const bf16*)weight, nullptr, expert, out, hidden, wide, split);
+}
+KERNEL(32 * STREAM_WARPS, experts_few_down)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
+                                            const uint32_t* chosen, float* said, float* shared_said, int rows, int top, int experts,
+                                            int hidden, int width, int shared_width, int split) {
+  down_few<6, 0>(inner, shared_inner, down, shared_down, nullptr, nullptr, chosen, said, shared_said, rows, top, experts, hidden, width,
+                 shared_width, split);
 }
 REGISTER(experts_few_down)
+KERNEL(32 * STREAM_WARPS, experts_few_down_codes)(const bf16* inner, const bf16* shared_inner, const void* down, const void* shared_down,
+                                                  const float* factors, const float* shared_factors, const uint32_t* chosen, float* said,
+                                                  float* shared_said, int rows, int top, int experts, int hidden, int width,
+                                                  int shared_width, int split) {
+  down_few<6, 3>(inner, shared_inner, down, shared_down, factors, shared_factors, chosen, said, shared_said, rows, top, experts, hidden, width,
+                 shared_width, split);
+}
+REGISTER(experts_few_down_codes)
 
 // out [rows, hidden] += the sum over a row's assignments of weight times what its expert said, in the order of the choices, and of
 // sigmoid(gate) times what the shared expert said, where there is one. Grid: rows, 128 values.

@@ -1,6 +1,7 @@
 use half::bf16;
 
 use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, fits_at_once, shares_of};
+use crate::codes::Matrix;
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
 use crate::product_few::{CHUNK, TILE_OUTER, TILE_ROWS};
@@ -15,9 +16,9 @@ pub struct ExpertWeights<'a, E: Float> {
     /// Width of an expert.
     pub width: usize,
     /// `[experts, 2 width, hidden]`: gate, then up.
-    pub gate_up: &'a Buffer<E>,
+    pub gate_up: Matrix<'a, E>,
     /// `[experts, hidden, width]`.
-    pub down: &'a Buffer<E>,
+    pub down: Matrix<'a, E>,
 }
 
 impl<E: Float> ExpertWeights<'_, E> {
@@ -86,22 +87,43 @@ pub fn experts_few<E: Float>(device: &Device, run: ExpertsFew<'_, E>) -> Result<
     let numbers = [rows, top, experts, hidden, routed.width, apart];
     let Shares { split, tiles } = shares_of(hidden);
     let grid = [wide.div_ceil(TILE_INNER).div_ceil(tiles), jobs, 1];
+    let both = [Some(routed.gate_up), apart_weights.map(|weights| weights.gate_up)];
     let kernel = match fits_at_once(grid[0] * jobs, device.multiprocessors()) {
+        _ if is_coded(both) => "experts_few_gate_up_codes",
         true => "experts_few_gate_up_wide",
         false => "experts_few_gate_up",
     };
     let launch = Launch::new(device, kernel, grid, 32 * split * tiles).overlapping();
-    let launch = launch.read(x).read(routed.gate_up).read_if(apart_weights.map(|weights| weights.gate_up));
-    let launch = launch.read(chosen).write(&mut inner).write(&mut inner_apart);
+    let launch = with_weights(launch.read(x), both).read(chosen).write(&mut inner).write(&mut inner_apart);
     numbers.into_iter().fold(launch, Launch::int).int(split).run()?;
     let Shares { split, tiles } = shares_of(wide);
     let grid = [hidden.div_ceil(TILE_OUTER).div_ceil(tiles), jobs, 1];
-    let launch = Launch::new(device, "experts_few_down", grid, 32 * split * tiles).overlapping();
-    let launch = launch.read(&inner).read(&inner_apart).read(routed.down);
-    let launch = launch.read_if(apart_weights.map(|weights| weights.down));
-    let launch = launch.read(chosen).write(&mut said).write(&mut said_apart);
+    let both = [Some(routed.down), apart_weights.map(|weights| weights.down)];
+    let kernel = if is_coded(both) { "experts_few_down_codes" } else { "experts_few_down" };
+    let launch = Launch::new(device, kernel, grid, 32 * split * tiles).overlapping();
+    let launch = with_weights(launch.read(&inner).read(&inner_apart), both)
+        .read(chosen)
+        .write(&mut said)
+        .write(&mut said_apart);
     numbers.into_iter().fold(launch, Launch::int).int(split).run()?;
     let launch = Launch::new(device, "experts_few_sum", [rows, hidden.div_ceil(128), 1], 128).overlapping();
     let launch = launch.read(&said).read(&said_apart).read(weights).read_if(gates);
     launch.write(out).int(hidden).int(top).int(usize::from(gates.is_some())).run()
+}
+
+/// Whether the kernel reads codes.
+fn is_coded<E: Float>(weights: [Option<Matrix<'_, E>>; 2]) -> bool {
+    weights.into_iter().flatten().any(Matrix::is_coded)
+}
+
+/// The matrices of the experts and of the shared one, and their factors where the kernel reads codes.
+fn with_weights<'a, E: Float>(launch: Launch<'a>, weights: [Option<Matrix<'a, E>>; 2]) -> Launch<'a> {
+    let each = |launch, one: fn(Launch<'a>, Matrix<'a, E>) -> Launch<'a>| {
+        weights.into_iter().fold(launch, |launch: Launch<'a>, weight| match weight {
+            Some(weight) => one(launch, weight),
+            None => launch.unused(),
+        })
+    };
+    let launch = each(launch, Launch::matrix);
+    if is_coded(weights) { each(launch, Launch::factors) } else { launch }
 }

@@ -1,6 +1,7 @@
 use half::bf16;
 
 use crate::choice::{Shares, reads_deep, shares_of};
+use crate::codes::Matrix;
 use crate::launch::Launch;
 use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
@@ -15,7 +16,7 @@ pub const MOST_WEIGHTS: usize = 4;
 /// One of several products of the same rows.
 pub struct FewPart<'a, E: Float, O: Float> {
     /// `[outer, inner]`.
-    pub weight: &'a Buffer<E>,
+    pub weight: Matrix<'a, E>,
     /// Rows of the weight.
     pub outer: usize,
     /// Results, `[rows, outer]`.
@@ -23,7 +24,8 @@ pub struct FewPart<'a, E: Float, O: Float> {
 }
 
 /// Products of the same rows of bf16, `x [rows, inner]`, with up to four weights in one launch, sums in fp32: every weight
-/// streams once for each eight rows. A row's results do not depend on how many there are.
+/// streams once for each eight rows. Of codes the factors act on sums of 64 terms, in fp32. A row's results do not depend
+/// on how many there are.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, for other formats, or when `inner` is no multiple of 32;
@@ -44,15 +46,21 @@ pub fn product_few<E: Float, O: Float>(
     let grid = [tiles.div_ceil(each), rows.div_ceil(TILE_ROWS), 1];
     let warps = grid[0] * grid[1] * each * split;
     let form = if reads_deep(warps, device.multiprocessors()) { "_deep" } else { "" };
-    let kernel = format!("product_few_{}{form}", O::NAME);
+    let is_coded = parts.iter().any(|part| part.weight.is_coded());
+    let codes = if is_coded { "codes_" } else { "" };
+    let kernel = format!("product_few_{codes}{}{form}", O::NAME);
     let mut launch = Launch::new(device, kernel, grid, 32 * split * each).overlapping().read(x);
     for part in &parts {
         let size = part.outer * inner;
         Error::unless(part.weight.len() == size, "the weight", size, part.weight.len())?;
         Error::unless(part.y.len() == rows * part.outer, "the products", rows * part.outer, part.y.len())?;
-        launch = launch.read(part.weight);
+        launch = launch.matrix(part.weight);
     }
     launch = (count..MOST_WEIGHTS).fold(launch, |launch, _| launch.unused());
+    if is_coded {
+        launch = parts.iter().fold(launch, |launch, part| launch.factors(part.weight));
+        launch = (count..MOST_WEIGHTS).fold(launch, |launch, _| launch.unused());
+    }
     let outers: Vec<usize> = parts.iter().map(|part| part.outer).collect();
     for part in parts {
         launch = launch.write(part.y);
