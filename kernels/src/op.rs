@@ -203,6 +203,13 @@ pub trait Device: Send + Sync + 'static {
         let split = split.clone();
         self.weight(&HostTensor { name: "random", shape, dtype: Dtype::F32, bytes: &bytes, split })
     }
+    /// The same as codes: [`RandomMatrix::coded`].
+    fn random_coded(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Self::Weight, OpError>
+    where
+        Self: Sized,
+    {
+        self.coded("random", &RandomMatrix::coded(blocks)?, split)
+    }
     /// Takes over what stays fp32 on every device: norms, gates, taps, tables of angles.
     fn exact(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;
     /// Bytes that a weight takes on the device.

@@ -102,6 +102,19 @@ impl<D: Rank> TensorParallel<D> {
         Ok(Settled::Summed(Tensor { parts, share: Share::Whole }))
     }
 
+    /// Shares random rows out; each rank makes its own.
+    fn draw(
+        &self,
+        blocks: &[RandomMatrix],
+        split: &Split,
+        make: impl Fn(&D, &[RandomMatrix], &Split) -> Result<D::Weight, OpError>,
+    ) -> Result<Weight<D>, OpError> {
+        let ranks = self.ranks.len();
+        let own = |rank| cut::random(blocks, split, Place { rank, ranks });
+        let parts = self.each(|rank, device| make(device, &own(rank)?, &Split::Whole))?;
+        Ok(Weight { parts, split: split.clone() })
+    }
+
     /// Shares a weight out, one rank after the other.
     fn share_out(
         &self,
@@ -153,11 +166,11 @@ impl<D: Rank> Device for TensorParallel<D> {
     }
 
     fn random(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<D>, OpError> {
-        let ranks = self.ranks.len();
-        let parts = self.each(|rank, device| {
-            device.random(&cut::random(blocks, split, Place { rank, ranks })?, &Split::Whole)
-        })?;
-        Ok(Weight { parts, split: split.clone() })
+        self.draw(blocks, split, D::random)
+    }
+
+    fn random_coded(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<D>, OpError> {
+        self.draw(blocks, split, D::random_coded)
     }
 
     fn exact(&self, host: &HostTensor<'_>) -> Result<Weight<D>, OpError> {

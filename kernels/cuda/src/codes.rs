@@ -1,9 +1,11 @@
 //! Matrices of products as E4M3 codes with a factor for each block.
 
 use hypic_kernels::coded::{Blocks, Coded};
+use hypic_kernels::random::RandomMatrix;
 
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
+use crate::random::random_codes;
 use crate::{Buffer, Device, Error, Result};
 
 /// What shares a factor on the device: of device/codes.cuh.
@@ -34,6 +36,22 @@ impl CodedMatrix {
             return Ok(None);
         }
         let codes = Buffer::from_slice(device, matrix.codes())?;
+        Ok(Some(Self { codes, factors: Buffer::from_slice(device, &factors)? }))
+    }
+
+    /// The codes of random blocks of rows `[rows, columns]`, one under the other, all with one factor, made where they
+    /// lie; none where columns are no multiple of 64.
+    ///
+    /// # Errors
+    /// [`Error::CallDriver`] when the device has no room or a launch fails.
+    pub fn random(device: &Device, blocks: &[RandomMatrix], factor: f32) -> Result<Option<Self>> {
+        let [rows, columns] = RandomMatrix::stacked(blocks);
+        if !columns.is_multiple_of(BLOCKS.columns) {
+            return Ok(None);
+        }
+        let mut codes = Buffer::fresh(device, rows * columns, Fresh::Anything)?;
+        random_codes(device, blocks, &mut codes)?;
+        let factors = vec![factor; BLOCKS.factors_of(&[rows, columns]).iter().product()];
         Ok(Some(Self { codes, factors: Buffer::from_slice(device, &factors)? }))
     }
 

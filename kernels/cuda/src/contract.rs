@@ -173,6 +173,18 @@ impl<E: Float> op::Device for CudaDevice<E> {
         E::NAME == bf16::NAME
     }
 
+    fn random_coded(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<E>, OpError> {
+        let factor = RandomMatrix::factor_of(blocks)?;
+        let kept = match self.keeps_codes() {
+            true => CodedMatrix::random(&self.device, blocks, factor).map_err(failed("random_coded"))?,
+            false => None,
+        };
+        match kept {
+            Some(kept) => Ok(Weight::coded(kept, RandomMatrix::stacked(blocks))),
+            None => op::widened(self, "random", &RandomMatrix::coded(blocks)?, split),
+        }
+    }
+
     fn exact(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {
         Weight::from_host(host, |values: &[f32]| Buffer::from_slice(&self.device, values).map(Values::Exact))
     }

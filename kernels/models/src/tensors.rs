@@ -15,6 +15,10 @@ pub(crate) trait Tensors {
     fn random(&mut self, _: &str, _: &[usize]) -> Option<RandomMatrix> {
         None
     }
+    /// Whether a random matrix of products is one of codes.
+    fn is_coded(&self, _: &str) -> bool {
+        false
+    }
     /// Digest of all that was read.
     fn digest(&self) -> [u8; 32];
 }

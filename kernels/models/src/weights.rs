@@ -97,11 +97,16 @@ impl<'a, D: Device> Weights<'a, D> {
         split: Split,
     ) -> Result<D::Weight, LoadError> {
         let name = format!("{}.{name}", self.prefix);
-        if let Some(taken) = self.drawn(&name, shape, &split) {
-            return taken;
+        match self.tensors.random(&name, shape) {
+            Some(matrix) if self.tensors.is_coded(&name) => {
+                self.placed(&name, self.device.random_coded(&[matrix], &split))
+            }
+            Some(matrix) => self.placed(&name, self.device.random(&[matrix], &split)),
+            None => {
+                let stored = self.tensors.read(&name, shape)?.into_matrix();
+                self.place(&stored, split)
+            }
         }
-        let stored = self.tensors.read(&name, shape)?.into_matrix();
-        self.place(&stored, split)
     }
 
     /// Places a matrix whose values stay as wide as the device's formats, whole: a table of embeddings, or scores.
@@ -111,18 +116,12 @@ impl<'a, D: Device> Weights<'a, D> {
 
     /// The same without a prefix.
     pub(crate) fn root_wide(&mut self, name: &str, shape: &[usize]) -> Result<D::Weight, LoadError> {
-        if let Some(taken) = self.drawn(name, shape, &Split::Whole) {
-            return taken;
+        if let Some(matrix) = self.tensors.random(name, shape) {
+            return self.placed(name, self.device.random(&[matrix], &Split::Whole));
         }
         let Stored { name, shape, values } = self.tensors.read(name, shape)?.into_matrix();
         let (dtype, bytes) = values.plain();
         self.hand_over((&name, &shape), (dtype, &bytes), Split::Whole, D::weight)
-    }
-
-    /// A matrix of random values, which the device makes.
-    fn drawn(&mut self, name: &str, shape: &[usize], split: &Split) -> Option<Result<D::Weight, LoadError>> {
-        let matrix = self.tensors.random(name, shape)?;
-        Some(self.placed(name, self.device.random(&[matrix], split)))
     }
 
     /// A computed matrix, which stays fp32.

@@ -17,6 +17,7 @@ use hypic_kernels::tolerance::{Compared, bound, error};
 use hypic_models::{Loaded, load};
 use serde_json::Value;
 
+mod coded;
 mod parallel;
 #[path = "../../../models/tests/parallel/session.rs"]
 mod session;

@@ -3,7 +3,7 @@
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::random::RandomMatrix;
 
-use super::{Draw, RandomSpec};
+use super::{Draw, RandomSpec, is_coded};
 use crate::error::LoadError;
 use crate::stored::{Stored, Values};
 use crate::tensors::Tensors;
@@ -16,8 +16,7 @@ pub(super) struct Drawn {
 
 impl Drawn {
     pub(super) fn new(spec: &RandomSpec) -> Self {
-        let draw = Draw { random: spec.seed, tensors: Vec::new(), half_precision: false };
-        Self { draw, half_lives: spec.half_lives }
+        Self { draw: Draw::new(spec), half_lives: spec.half_lives }
     }
 
     /// Vectors and taps, which stay exact.
@@ -62,6 +61,10 @@ impl Tensors for Drawn {
         let scale = if is_gate { 0.5 } else { 1.0 } / (width as f32).sqrt();
         let outer = shape.iter().product::<usize>() / width.max(1);
         Some(RandomMatrix { seed: self.draw.next(), shape: [outer, width], scale, stride: width })
+    }
+
+    fn is_coded(&self, name: &str) -> bool {
+        self.draw.blocks.is_some() && is_coded(name)
     }
 
     fn digest(&self) -> [u8; 32] {
