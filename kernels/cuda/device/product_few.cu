@@ -37,6 +37,8 @@ DEV void product_few(const bf16* __restrict__ x, const void* w0, const void* w1,
   } else if (is_there) {
     auto of = [&](size_t o) { return row_of((const bf16*)weight, nullptr, o, inner); };
     stream_product<AHEAD, true>(sums, of(near), of(far), inner, split, row);
+  } else {
+    await_inputs();
   }
   add_shares(sums, split);
   if (!is_there || warp % split) return;

@@ -22,6 +22,7 @@ pub struct CodedMatrix {
     codes: Buffer<u8>,
     /// `[rows / 16, columns / 64]`, rounded up.
     factors: Buffer<f32>,
+    columns: usize,
 }
 
 impl CodedMatrix {
@@ -31,12 +32,11 @@ impl CodedMatrix {
     /// # Errors
     /// [`Error::CallDriver`] when the device has no room or the copy fails.
     pub fn new(device: &Device, matrix: &Coded) -> Result<Option<Self>> {
-        let Some(factors) = matrix.factors_for(BLOCKS) else { return Ok(None) };
-        if !matrix.shape()[1].is_multiple_of(BLOCKS.columns) {
-            return Ok(None);
-        }
+        let [_, columns] = matrix.shape();
+        let factors = matrix.factors_for(BLOCKS).filter(|_| columns.is_multiple_of(BLOCKS.columns));
+        let Some(factors) = factors else { return Ok(None) };
         let codes = Buffer::from_slice(device, matrix.codes())?;
-        Ok(Some(Self { codes, factors: Buffer::from_slice(device, &factors)? }))
+        Ok(Some(Self { codes, factors: Buffer::from_slice(device, &factors)?, columns }))
     }
 
     /// The codes of random blocks of rows `[rows, columns]`, one under the other, all with one factor, made where they
@@ -52,7 +52,7 @@ impl CodedMatrix {
         let mut codes = Buffer::fresh(device, rows * columns, Fresh::Anything)?;
         random_codes(device, blocks, &mut codes)?;
         let factors = vec![factor; BLOCKS.factors_of(&[rows, columns]).iter().product()];
-        Ok(Some(Self { codes, factors: Buffer::from_slice(device, &factors)? }))
+        Ok(Some(Self { codes, factors: Buffer::from_slice(device, &factors)?, columns }))
     }
 
     /// Values of the matrix.
@@ -75,15 +75,12 @@ impl CodedMatrix {
         self.codes.len() + size_of::<f32>() * self.factors.len()
     }
 
-    /// Writes all values to `y`, rows of `columns`: the product of code and factor in fp32, rounded to `E`.
+    /// Writes all values to `y`, row-major: the product of code and factor in fp32, rounded to `E`.
     ///
     /// # Errors
-    /// [`Error::CheckShape`] for a buffer of another length or other columns, [`Error::CallDriver`] when the launch fails.
-    pub fn widen<E: Float>(&self, device: &Device, columns: usize, y: &mut Buffer<E>) -> Result<()> {
+    /// [`Error::CheckShape`] for a buffer of another length, [`Error::CallDriver`] when the launch fails.
+    pub fn widen<E: Float>(&self, device: &Device, y: &mut Buffer<E>) -> Result<()> {
         Error::unless(y.len() == self.len(), "the values", self.len(), y.len())?;
-        let fits =
-            columns > 0 && columns.is_multiple_of(BLOCKS.columns) && self.len().is_multiple_of(columns);
-        Error::unless(fits, "columns", "a multiple of 64, a divisor of the values", columns)?;
         let count = self.len() / EACH;
         let grid = [count.div_ceil(THREADS).min(BLOCKS_OF_THREADS), 1, 1];
         Launch::new(device, format!("widen_codes_{}", E::NAME), grid, THREADS)
@@ -91,7 +88,7 @@ impl CodedMatrix {
             .read(&self.factors)
             .write(y)
             .long(count as u64)
-            .int(columns)
+            .int(self.columns)
             .run()
     }
 }
@@ -135,12 +132,14 @@ impl<E: Float> std::ops::Deref for Widened<'_, E> {
 }
 
 impl<'a, E: Float> Matrix<'a, E> {
-    /// Values of the matrix.
-    pub(crate) fn len(self) -> usize {
-        match self {
-            Self::Wide(values) => values.len(),
-            Self::Coded(matrix) => matrix.len(),
-        }
+    /// An error for a matrix that is not one of `rows` rows of `columns`: factors of codes lie by their columns.
+    pub(crate) fn check(self, what: &'static str, [rows, columns]: [usize; 2]) -> Result<()> {
+        let (len, has_columns) = match self {
+            Self::Wide(values) => (values.len(), true),
+            Self::Coded(matrix) => (matrix.len(), matrix.columns == columns),
+        };
+        let fits = len == rows * columns && has_columns;
+        Error::unless(fits, what, format!("{rows} rows of {columns}"), format!("{len} values"))
     }
 
     pub(crate) fn is_coded(self) -> bool {
@@ -148,12 +147,12 @@ impl<'a, E: Float> Matrix<'a, E> {
     }
 
     /// For kernels that do not read codes: twice the memory of the codes until it is dropped.
-    pub(crate) fn widened(self, device: &Device, columns: usize) -> Result<Widened<'a, E>> {
+    pub(crate) fn widened(self, device: &Device) -> Result<Widened<'a, E>> {
         match self {
             Self::Wide(values) => Ok(Widened::There(values)),
             Self::Coded(matrix) => {
                 let mut values = Buffer::fresh(device, matrix.len(), Fresh::Anything)?;
-                matrix.widen(device, columns, &mut values)?;
+                matrix.widen(device, &mut values)?;
                 Ok(Widened::Made(values))
             }
         }

@@ -23,11 +23,10 @@ pub struct ExpertWeights<'a, E: Float> {
 
 impl<E: Float> ExpertWeights<'_, E> {
     fn check(&self, experts: usize, hidden: usize) -> Result<()> {
-        let size = experts * self.width * hidden;
         let fits = self.width > 0 && self.width.is_multiple_of(CHUNK);
         Error::unless(fits, "the width of an expert", "a multiple of 32", self.width)?;
-        Error::unless(self.gate_up.len() == 2 * size, "gate and up", 2 * size, self.gate_up.len())?;
-        Error::unless(self.down.len() == size, "down", size, self.down.len())
+        self.gate_up.check("gate and up", [experts * 2 * self.width, hidden])?;
+        self.down.check("down", [experts * hidden, self.width])
     }
 }
 

@@ -51,8 +51,7 @@ pub fn product_few<E: Float, O: Float>(
     let kernel = format!("product_few_{codes}{}{form}", O::NAME);
     let mut launch = Launch::new(device, kernel, grid, 32 * split * each).overlapping().read(x);
     for part in &parts {
-        let size = part.outer * inner;
-        Error::unless(part.weight.len() == size, "the weight", size, part.weight.len())?;
+        part.weight.check("the weight", [part.outer, inner])?;
         Error::unless(part.y.len() == rows * part.outer, "the products", rows * part.outer, part.y.len())?;
         launch = launch.matrix(part.weight);
     }

@@ -34,20 +34,20 @@ pub(super) fn experts<E: Float>(
         // Codes are widened for all experts, gates and ups before downs: each scratch goes before the next is taken.
         match experts_form(assigned, count, gpu.capability().filter(|_| !is_exact)) {
             ExpertsForm::Hopper => {
-                let gate_up = gate_up.widened(gpu, hidden)?;
+                let gate_up = gate_up.widened(gpu)?;
                 routes.gate_hopper(gpu, &x.values, &gate_up, &mut inner, [width, hidden])?;
                 drop(gate_up);
                 let sent = (&inner, Sent::Assigned);
-                let down = down.widened(gpu, width)?;
+                let down = down.widened(gpu)?;
                 routes.multiply_hopper(gpu, sent, &down, &mut said, [hidden, width])?;
             }
             ExpertsForm::Portable => {
                 let mut both: Buffer<E> = device.output(assigned * 2 * width)?;
-                let gate_up = gate_up.widened(gpu, hidden)?;
+                let gate_up = gate_up.widened(gpu)?;
                 routes.multiply(gpu, (&x.values, Sent::Rows), &gate_up, &mut both, [2 * width, hidden])?;
                 drop(gate_up);
                 swiglu(gpu, &both, width, &mut inner)?;
-                let down = down.widened(gpu, width)?;
+                let down = down.widened(gpu)?;
                 routes.multiply(gpu, (&inner, Sent::Assigned), &down, &mut said, [hidden, width])?;
             }
         }

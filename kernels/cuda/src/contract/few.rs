@@ -27,7 +27,7 @@ pub(super) fn product<E: Float, O: Float>(
         let part = FewPart { weight, outer: size.outer, y };
         return product_few(device, x, [size.rows, size.inner], vec![part]);
     }
-    crate::product(device, x, &*weight.widened(device, size.inner)?, y, size)
+    crate::product(device, x, &*weight.widened(device)?, y, size)
 }
 
 fn is_few<E: Float>(weight: Matrix<'_, E>, ProductSize { rows, inner, outer }: ProductSize) -> bool {

@@ -128,8 +128,12 @@ fn every_code_is_multiplied_as_its_value() {
         let placed = CodedMatrix::new(device, &matrix).unwrap().unwrap();
         let x = Buffer::from_slice(device, &x).unwrap();
         let mut y: Buffer<f32> = nan(device, 5 * 254);
-        let weight = (&placed).into();
+        let weight = Matrix::Coded(&placed);
         product_few(device, &x, [5, 64], vec![FewPart { weight, outer: 254, y: &mut y }]).unwrap();
+        // The same codes as a matrix of other rows would have other factors.
+        let mut other: Buffer<f32> = nan(device, 127);
+        let part = FewPart { weight, outer: 127, y: &mut other };
+        assert!(product_few(device, &nan(device, 128), [1, 128], vec![part]).is_err());
         let found = y.read().unwrap();
         for row in found.chunks_exact(254) {
             assert!(row.iter().zip(matrix.values().step_by(64)).all(|(&found, right)| found == right));
@@ -145,8 +149,8 @@ fn widened_codes_have_the_bits_of_their_rounded_values() {
         fn found<E: Float>(device: &Device, matrix: &Coded) -> Vec<u32> {
             let placed = CodedMatrix::new(device, matrix).unwrap().unwrap();
             let mut y: Buffer<E> = nan(device, placed.len());
-            placed.widen(device, matrix.shape()[1], &mut y).unwrap();
-            assert!(placed.widen(device, matrix.shape()[1] + 1, &mut y).is_err());
+            placed.widen(device, &mut y).unwrap();
+            assert!(placed.widen(device, &mut nan::<E>(device, placed.len() - 1)).is_err());
             bits(&y.read().unwrap().into_iter().map(E::wide).collect::<Vec<_>>())
         }
         let right = |round: fn(f32) -> f32| bits(&matrix.values().map(round).collect::<Vec<_>>());

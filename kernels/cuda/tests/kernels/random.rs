@@ -34,7 +34,7 @@ fn the_device_draws_the_codes_of_plain_rust() {
     on_devices(|device| {
         let found = CodedMatrix::random(device, &blocks, factor).unwrap().unwrap();
         let mut values = Buffer::from_slice(device, &vec![f32::NAN; 5 * 128]).unwrap();
-        found.widen(device, 128, &mut values).unwrap();
+        found.widen(device, &mut values).unwrap();
         assert!(values.read().unwrap().into_iter().eq(expected.values()));
         assert!(CodedMatrix::random(device, &[matrix.part(&(0..3), &(0..96))], factor).unwrap().is_none());
     });

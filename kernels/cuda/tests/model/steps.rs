@@ -2,6 +2,7 @@
 //! come and go, grow over pages, and swap slots.
 
 use hypic_domain::logits::Need;
+use hypic_kernels::coded::Blocks;
 use hypic_kernels::op::Device;
 use hypic_kernels::plan::{Context, Plan, Run, RunOp};
 use hypic_models::Loaded;
@@ -13,7 +14,7 @@ const PAGE: usize = 16;
 const PAGES_EACH: usize = 24;
 const MOST: usize = 12;
 
-fn shape() -> RandomSpec {
+fn shape(blocks: Option<Blocks>) -> RandomSpec {
     RandomSpec {
         naming: Naming::Qwen35,
         hidden: 128,
@@ -22,6 +23,7 @@ fn shape() -> RandomSpec {
         linear_width: 64,
         full_width: 64,
         half_precision: true,
+        blocks,
         ..RandomSpec::default()
     }
 }
@@ -87,8 +89,8 @@ impl<'a, D: Device> Fleet<'a, D> {
     }
 }
 
-pub(crate) fn steps_run_again_have_the_same_bits<D: Device>(device: &D) {
-    let loaded = random::load(device, &shape()).unwrap();
+pub(crate) fn steps_run_again_have_the_same_bits<D: Device>(device: &D, blocks: Option<Blocks>) {
+    let loaded = random::load(device, &shape(blocks)).unwrap();
     let (mut whole, mut apart) = (Fleet::new(device, &loaded, true), Fleet::new(device, &loaded, false));
     let token = |number: usize, at: usize| ((number * 7919 + at * 104_729) % 256) as u32;
     let mut same = |tokens: &[(usize, &[u32])]| {
