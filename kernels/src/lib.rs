@@ -8,6 +8,7 @@
 //! Never: knows a request, a network, a cluster, a file.
 
 pub mod check;
+pub mod coded;
 pub mod cpu;
 pub mod op;
 pub mod parallel;

@@ -4,6 +4,7 @@
 //! row-major. Every op writes every element of its result.
 
 mod apart;
+mod error;
 mod input;
 
 use std::sync::Arc;
@@ -13,82 +14,16 @@ use domain::model::{LayerSpec, ModelSpec};
 use domain::tuple::{Dtype, TupleFormat};
 use hypic_domain as domain;
 
+use crate::coded::Coded;
 use crate::plan::{Context, Plan};
 use crate::random::RandomMatrix;
 pub use crate::stored::{Checked, HostLayer, StoredPart};
 
-pub use apart::{add_experts_apart, add_mixture_apart, full_mixer_apart, linears_apart};
+pub use apart::{add_experts_apart, add_mixture_apart, full_mixer_apart, linears_apart, widened};
+pub use error::OpError;
 pub use input::{
     ExpertShape, Experts, FullInput, Gates, HeadGate, HeadNorms, LinearInput, Norm, NormWeight, SharedExpert,
 };
-
-/// Why an op could not be done.
-#[derive(Debug, thiserror::Error)]
-pub enum OpError {
-    /// Shapes do not fit.
-    #[error("{op}: expected {expected}, found {found}")]
-    Shape {
-        /// The op.
-        op: &'static str,
-        /// What it wants.
-        expected: String,
-        /// What it got.
-        found: String,
-    },
-    /// The device has no such op for this family, dtype or shape.
-    #[error("{op} is not available for {what} on this device")]
-    Unsupported {
-        /// The op.
-        op: &'static str,
-        /// What was asked of it.
-        what: String,
-    },
-    /// A body's layer was used before it arrived.
-    #[error("layer {layer} of a cached body has not arrived")]
-    NotArrived {
-        /// The layer.
-        layer: usize,
-    },
-    /// A value to be stored is NaN or infinite.
-    #[error("{op}: a value of {what} is not finite")]
-    NotFinite {
-        /// The op.
-        op: &'static str,
-        /// What it is part of.
-        what: String,
-    },
-    /// No memory for it.
-    #[error("{what} needs {needed} bytes and the device has {free}")]
-    OutOfMemory {
-        /// What was to be allocated.
-        what: String,
-        /// Bytes asked for.
-        needed: u64,
-        /// Bytes there.
-        free: u64,
-    },
-    /// The device failed: a call of its driver, or a kernel.
-    #[error("the device failed in {op}")]
-    Device {
-        /// The op.
-        op: &'static str,
-        /// What the device says.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// There is no such device in this process or on this machine.
-    #[error("no device: {reason}")]
-    NoDevice {
-        /// Why.
-        reason: String,
-    },
-}
-
-impl OpError {
-    /// Something does not fit.
-    pub fn shape(op: &'static str, expected: impl std::fmt::Display, found: impl std::fmt::Display) -> Self {
-        Self::Shape { op, expected: expected.to_string(), found: found.to_string() }
-    }
-}
 
 /// A matrix or vector of a checkpoint, in host memory as it was stored.
 pub struct HostTensor<'a> {
@@ -160,6 +95,18 @@ pub trait Device: Send + Sync + 'static {
 
     /// Takes over a matrix of products or a table of embeddings; any stored dtype becomes the compute dtype.
     fn weight(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;
+    /// Takes over a matrix of products in codes. By default its values, as of any other matrix; a device that multiplies
+    /// codes keeps them as far as its kernels have the blocks.
+    fn coded(&self, name: &str, matrix: &Coded, split: &Split) -> Result<Self::Weight, OpError>
+    where
+        Self: Sized,
+    {
+        widened(self, name, matrix, split)
+    }
+    /// Whether [`Device::coded`] keeps codes: products then have other roundings, which an identity must tell.
+    fn keeps_codes(&self) -> bool {
+        false
+    }
     /// Makes a random matrix of products or table of embeddings of blocks of rows, one under the other. By default its
     /// values are made on the host.
     fn random(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Self::Weight, OpError> {
@@ -168,6 +115,13 @@ pub trait Device: Send + Sync + 'static {
         let shape = RandomMatrix::stacked(blocks).to_vec();
         let split = split.clone();
         self.weight(&HostTensor { name: "random", shape, dtype: Dtype::F32, bytes: &bytes, split })
+    }
+    /// The same as codes: [`RandomMatrix::coded`].
+    fn random_coded(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Self::Weight, OpError>
+    where
+        Self: Sized,
+    {
+        self.coded("random", &RandomMatrix::coded(blocks)?, split)
     }
     /// Takes over what stays fp32 on every device: norms, gates, taps, tables of angles.
     fn exact(&self, host: &HostTensor<'_>) -> Result<Self::Weight, OpError>;

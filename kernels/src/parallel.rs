@@ -15,6 +15,7 @@ use domain::model::ModelSpec;
 use domain::tuple::TupleFormat;
 use hypic_domain as domain;
 
+use crate::coded::Coded;
 use crate::op::{
     Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight,
     OpError, Split,
@@ -101,6 +102,19 @@ impl<D: Rank> TensorParallel<D> {
         Ok(Settled::Summed(Tensor { parts, share: Share::Whole }))
     }
 
+    /// Shares random rows out; each rank makes its own.
+    fn draw(
+        &self,
+        blocks: &[RandomMatrix],
+        split: &Split,
+        make: impl Fn(&D, &[RandomMatrix], &Split) -> Result<D::Weight, OpError>,
+    ) -> Result<Weight<D>, OpError> {
+        let ranks = self.ranks.len();
+        let own = |rank| cut::random(blocks, split, Place { rank, ranks });
+        let parts = self.each(|rank, device| make(device, &own(rank)?, &Split::Whole))?;
+        Ok(Weight { parts, split: split.clone() })
+    }
+
     /// Shares a weight out, one rank after the other.
     fn share_out(
         &self,
@@ -139,12 +153,24 @@ impl<D: Rank> Device for TensorParallel<D> {
         self.share_out(host, D::weight)
     }
 
-    fn random(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<D>, OpError> {
+    fn coded(&self, name: &str, matrix: &Coded, split: &Split) -> Result<Weight<D>, OpError> {
         let ranks = self.ranks.len();
         let parts = self.each(|rank, device| {
-            device.random(&cut::random(blocks, split, Place { rank, ranks })?, &Split::Whole)
+            device.coded(name, &*cut::coded(name, matrix, split, Place { rank, ranks })?, &Split::Whole)
         })?;
         Ok(Weight { parts, split: split.clone() })
+    }
+
+    fn keeps_codes(&self) -> bool {
+        self.ranks[0].keeps_codes()
+    }
+
+    fn random(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<D>, OpError> {
+        self.draw(blocks, split, D::random)
+    }
+
+    fn random_coded(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<D>, OpError> {
+        self.draw(blocks, split, D::random_coded)
     }
 
     fn exact(&self, host: &HostTensor<'_>) -> Result<Weight<D>, OpError> {

@@ -2,8 +2,13 @@
 
 use std::ops::Range;
 
+use crate::coded::{Blocks, Coded, to_e4m3};
+use crate::op::OpError;
+
 /// What SplitMix64 adds for each value.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Of whole numbers.
+const LARGEST: i32 = 2 * 0xffff;
 
 /// A matrix of random values of mean zero, a pure function of seed and place.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +24,9 @@ pub struct RandomMatrix {
 }
 
 impl RandomMatrix {
+    /// The largest whole number becomes the largest code.
+    pub const OF_CODES: f32 = 448.0 / LARGEST as f32;
+
     /// What makes the values: the seed, and the factor on whole numbers of standard deviation `65536 / sqrt(3)`.
     pub fn parts(&self) -> (u64, f32) {
         (self.seed, (f64::from(self.scale) * 3_f64.sqrt() / 65_536.0) as f32)
@@ -27,21 +35,63 @@ impl RandomMatrix {
     /// The value at a row-major place: the sum of four uniform numbers of 16 bits (Irwin and Hall), which is
     /// nearly normal and at most 3.5 deviations from zero. Whole numbers and one product: the same bits everywhere.
     pub fn value(&self, place: u64) -> f32 {
-        let (seed, factor) = self.parts();
+        self.parts().1 * self.whole(place) as f32
+    }
+
+    /// A whole number from -131070 to 131070.
+    fn whole(&self, place: u64) -> i32 {
         // SplitMix64.
+        let seed = self.seed;
         let mut z = seed.wrapping_add(place.wrapping_add(1).wrapping_mul(STEP));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
         let sum = (0..4).map(|part| (z >> (16 * part)) as i32 & 0xffff).sum::<i32>();
-        factor * (sum - 2 * 0xffff) as f32
+        sum - LARGEST
+    }
+
+    /// The value as a code whose factor is [`RandomMatrix::factor`].
+    pub fn code(&self, place: u64) -> u8 {
+        to_e4m3(self.whole(place) as f32 * Self::OF_CODES)
+    }
+
+    /// What all codes are multiplied with.
+    pub fn factor(&self) -> f32 {
+        self.parts().1 / Self::OF_CODES
+    }
+
+    /// The factor that blocks of rows share.
+    ///
+    /// # Errors
+    /// [`OpError::Shape`] for blocks of other widths or deviations.
+    pub fn factor_of(blocks: &[Self]) -> Result<f32, OpError> {
+        let first = blocks.first().map_or((0, 1.0), |block| (block.shape[1], block.factor()));
+        match blocks.iter().all(|block| (block.shape[1], block.factor()) == first) {
+            true => Ok(first.1),
+            false => Err(OpError::shape("random_coded", "blocks of one width and deviation", blocks.len())),
+        }
+    }
+
+    /// All codes of blocks of rows, one under the other.
+    ///
+    /// # Errors
+    /// As [`RandomMatrix::factor_of`].
+    pub fn coded(blocks: &[Self]) -> Result<Coded, OpError> {
+        let ([rows, columns], factor) = (Self::stacked(blocks), Self::factor_of(blocks)?);
+        let codes = blocks.iter().flat_map(|block| block.places().map(|place| block.code(place))).collect();
+        let whole = Blocks { rows: rows.max(1), columns: columns.max(1) };
+        Coded::new(codes, [1, rows, columns], whole, vec![factor; usize::from(rows * columns > 0)])
     }
 
     /// All values, row-major.
     pub fn values(&self) -> impl Iterator<Item = f32> {
-        let (matrix, [rows, columns]) = (*self, self.shape);
-        let places = (0..rows).flat_map(move |row| (0..columns).map(move |column| (row, column)));
-        places.map(move |(row, column)| matrix.value((row * matrix.stride + column) as u64))
+        let matrix = *self;
+        self.places().map(move |place| matrix.value(place))
+    }
+
+    fn places(&self) -> impl Iterator<Item = u64> + use<> {
+        let (stride, [rows, columns]) = (self.stride, self.shape);
+        (0..rows).flat_map(move |row| (0..columns).map(move |column| (row * stride + column) as u64))
     }
 
     /// The matrix of some of its rows and columns.
@@ -71,6 +121,18 @@ mod tests {
         // Five standard errors of each.
         assert!(mean.abs() < 5.0 * 0.5 / 512.0, "{mean}");
         assert!((square.sqrt() - 0.5).abs() < 5.0 * 0.5 / 512.0, "{}", square.sqrt());
+    }
+
+    #[test]
+    fn codes_are_the_values_within_half_a_step() {
+        let matrix = RandomMatrix { seed: 7, shape: [64, 128], scale: 0.5, stride: 128 };
+        let coded =
+            RandomMatrix::coded(&[matrix.part(&(0..16), &(0..128)), matrix.part(&(16..64), &(0..128))]);
+        let coded = coded.unwrap();
+        assert_eq!(coded.shape(), matrix.shape);
+        let near = |(code, value): (f32, f32)| (code - value).abs() <= value.abs() / 16.0 + 1e-4;
+        assert!(coded.values().zip(matrix.values()).all(near));
+        assert!(RandomMatrix::coded(&[matrix, RandomMatrix { scale: 1.0, ..matrix }]).is_err());
     }
 
     #[test]

@@ -63,12 +63,41 @@ DEV Members find_members(const Choices& choices, int number) {
   return {list, 0, count, expert};
 }
 
+// The gates and ups of one expert's rows: those of `weight` from row `expert` on. `wait` waits once the first of them are asked for.
+template <int AHEAD, class W, class Wait>
+DEV void gate_up_of(const Members& members, const bf16* __restrict__ x, const W* weight, const float* factors, size_t expert,
+                    bf16* __restrict__ inner, int top, int hidden, int wide, int split, Wait wait) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
+  const bool is_there = tile * 8 < wide;
+  const size_t row_of_gate = expert + (is_there ? tile * 8 + g : 0);
+  const WeightRow<W> gate = row_of(weight, factors, row_of_gate, hidden), up = row_of(weight, factors, row_of_gate + wide, hidden);
+  const int first_of_lane = first_term<W>(hidden, split);
+  const auto asked = [&] { return ask_share<AHEAD>(gate, up, hidden, split, is_there); };
+  auto stream = asked();
+  wait();
+  for (int first = 0;;) {
+    float sums[4] = {};
+    const int mine = members.of(first + g);
+    stream.multiply(sums, mine < 0 ? nullptr : x + (size_t)(mine / top) * hidden + first_of_lane);
+    add_shares(sums, split);
+    if (is_there && warp % split == 0)
+      for (int e = 0; e < 2; ++e) {
+        const int member = members.of(first + 2 * t + e);
+        if (member >= 0) store(inner[(size_t)member * wide + tile * 8 + g], silu(sums[e]) * sums[2 + e]);
+      }
+    first += STREAM_ROWS;
+    if (first >= members.count) break;
+    stream = asked();
+  }
+}
 // inner [assignments, width] = silu(x gate^T) * (x up^T) with the matrices of each row's expert, gate_up [experts, 2 width, hidden], and
-// shared_inner [rows, shared_width] likewise. A tile is eight outputs: eight rows of gate and eight of up. `split` warps for each tile.
-// With MAKES the choices are made here, and leave their shares in `weights` [rows, top].
-template <int AHEAD, bool MAKES>
-DEV void gate_up_few(const bf16* __restrict__ x, const bf16* gate_up, const bf16* shared_gate_up, Choices choices, float* weights,
-                     bf16* __restrict__ inner, bf16* __restrict__ shared_inner, int hidden, int width, int shared_width, int split) {
+// shared_inner [rows, shared_width] likewise; weights with factors are codes. A tile is eight outputs: eight rows of gate and eight of up.
+// `split` warps for each tile. With MAKES the choices are made here, and leave their shares in `weights` [rows, top].
+template <int AHEAD, int CODES, bool MAKES>
+DEV void gate_up_few(const bf16* __restrict__ x, const void* gate_up, const void* shared_gate_up, const float* factors,
+                     const float* shared_factors, Choices choices, float* weights, bf16* __restrict__ inner, bf16* __restrict__ shared_inner,
+                     int hidden, int width, int shared_width, int split) {
   const int number = number_of(choices.rows, shared_width > 0);
   const bool is_shared = number < 0;
   if (!MAKES) let_others_start();
@@ -80,108 +109,148 @@ DEV void gate_up_few(const bf16* __restrict__ x, const bf16* gate_up, const bf16
   }
   const Members members = is_shared ? members_of_shared(choices.rows) : find_members(choices, number);
   if (members.count == 0) return;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = is_shared ? shared_width : width;
-  const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
-  const bool is_there = tile * 8 < wide;
-  const bf16* const matrix = is_shared ? shared_gate_up : gate_up + (size_t)members.expert * 2 * width * hidden;
-  const bf16* const gate = matrix + (size_t)(is_there ? tile * 8 + g : 0) * hidden + 8 * t;
-  const Share share = share_of(hidden, split);
-  const auto asked = [&] { return Stream<AHEAD>(gate, gate + (size_t)wide * hidden, share.begin, is_there ? share.end : share.begin); };
-  Stream<AHEAD> stream = asked();
-  if (MAKES && is_shared) {
+  const int wide = is_shared ? shared_width : width, top = is_shared ? 1 : choices.top;
+  const size_t expert = is_shared ? 0 : (size_t)members.expert * 2 * width;
+  const void* const weight = is_shared ? shared_gate_up : gate_up;
+  const float* const scale = is_shared ? shared_factors : factors;
+  bf16* const out = is_shared ? shared_inner : inner;
+  const auto wait = [&] {
+    if (!MAKES || !is_shared) return;
     await_inputs();
     let_others_start();
-  }
+  };
+  if (CODES > 0 && scale != nullptr)
+    gate_up_of<(CODES > 0 ? CODES : 1)>(members, x, (const uint8_t*)weight, scale, expert, out, top, hidden, wide, split, wait);
+  else
+    gate_up_of<AHEAD>(members, x, (const bf16*)weight, nullptr, expert, out, top, hidden, wide, split, wait);
+}
+KERNEL(32 * STREAM_WARPS, experts_few_gate_up)(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen,
+                                               bf16* inner, bf16* shared_inner, int rows, int top, int experts, int hidden, int width,
+                                               int shared_width, int split) {
+  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
+  gate_up_few<6, 0, false>(x, gate_up, shared_gate_up, nullptr, nullptr, choices, nullptr, inner, shared_inner, hidden, width, shared_width, split);
+}
+REGISTER(experts_few_gate_up)
+KERNEL(32 * STREAM_WARPS, experts_few_gate_up_codes)(const bf16* x, const void* gate_up, const void* shared_gate_up, const float* factors,
+                                                     const float* shared_factors, const uint32_t* chosen, bf16* inner, bf16* shared_inner,
+                                                     int rows, int top, int experts, int hidden, int width, int shared_width, int split) {
+  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
+  gate_up_few<6, 4, false>(x, gate_up, shared_gate_up, factors, shared_factors, choices, nullptr, inner, shared_inner, hidden, width,
+                           shared_width, split);
+}
+REGISTER(experts_few_gate_up_codes)
+#define CHOOSE_GATE_UP_FEW(entry, name, AHEAD)                                                                                       \
+  entry(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const float* logits, float* weights, bf16* inner,            \
+        bf16* shared_inner, int rows, int top, int experts, int hidden, int width, int shared_width, int split, int renormalise) {   \
+    const Choices choices = {nullptr, logits, rows, top, experts, renormalise};                                                      \
+    gate_up_few<AHEAD, 0, true>(x, gate_up, shared_gate_up, nullptr, nullptr, choices, weights, inner, shared_inner, hidden, width,  \
+                                shared_width, split);                                                                                \
+  }                                                                                                                                  \
+  REGISTER(name)
+CHOOSE_GATE_UP_FEW(KERNEL(32 * STREAM_WARPS, experts_few_choose_gate_up), experts_few_choose_gate_up, 6)
+// Of few jobs all blocks, of four warps, fit the device at once with fewer registers, and none runs behind the others.
+CHOOSE_GATE_UP_FEW(KERNEL_OF_MANY(128, 5, experts_few_choose_gate_up_wide), experts_few_choose_gate_up_wide, 4)
+KERNEL(32 * STREAM_WARPS, experts_few_choose_gate_up_codes)(const bf16* x, const void* gate_up, const void* shared_gate_up,
+                                                            const float* factors, const float* shared_factors, const float* logits,
+                                                            float* weights, bf16* inner, bf16* shared_inner, int rows, int top, int experts,
+                                                            int hidden, int width, int shared_width, int split, int renormalise) {
+  const Choices choices = {nullptr, logits, rows, top, experts, renormalise};
+  gate_up_few<6, 4, true>(x, gate_up, shared_gate_up, factors, shared_factors, choices, weights, inner, shared_inner, hidden, width,
+                          shared_width, split);
+}
+REGISTER(experts_few_choose_gate_up_codes)
+
+// The downs of one expert's rows: those of `weight` from row `expert` on. `wait` waits once the first of them are asked for.
+template <int AHEAD, class W, class Wait>
+DEV void down_of(const Members& members, const bf16* __restrict__ inner, const W* weight, const float* factors, size_t expert,
+                 float* __restrict__ said, int hidden, int wide, int split, Wait wait) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
+  const bool is_there = tile * STREAM_OUTER < hidden;
+  const size_t first_row = expert + (is_there ? tile * STREAM_OUTER + g : 0);
+  const WeightRow<W> near = row_of(weight, factors, first_row, wide), far = row_of(weight, factors, first_row + 8, wide);
+  const int first_of_lane = first_term<W>(wide, split);
+  const auto asked = [&] { return ask_share<AHEAD>(near, far, wide, split, is_there); };
+  auto stream = asked();
+  wait();
   for (int first = 0;;) {
     float sums[4] = {};
     const int mine = members.of(first + g);
-    const bf16* const row = mine < 0 ? nullptr : x + (size_t)(is_shared ? mine : mine / choices.top) * hidden + 8 * t + share.begin * STREAM_CHUNK;
-    stream.multiply(sums, row);
+    stream.multiply(sums, mine < 0 ? nullptr : inner + (size_t)mine * wide + first_of_lane);
     add_shares(sums, split);
     if (is_there && warp % split == 0)
-      for (int e = 0; e < 2; ++e) {
-        const int member = members.of(first + 2 * t + e);
-        if (member >= 0) store((is_shared ? shared_inner : inner)[(size_t)member * wide + tile * 8 + g], silu(sums[e]) * sums[2 + e]);
+      for (int e = 0; e < 4; ++e) {
+        const int member = members.of(first + 2 * t + (e & 1));
+        if (member >= 0) said[(size_t)member * hidden + tile * STREAM_OUTER + g + 8 * (e >> 1)] = sums[e];
       }
     first += STREAM_ROWS;
     if (first >= members.count) break;
     stream = asked();
   }
 }
-KERNEL(32 * STREAM_WARPS, experts_few_gate_up)(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen,
-                                               bf16* inner, bf16* shared_inner, int rows, int top, int experts, int hidden, int width,
-                                               int shared_width, int split) {
-  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
-  gate_up_few<6, false>(x, gate_up, shared_gate_up, choices, nullptr, inner, shared_inner, hidden, width, shared_width, split);
-}
-REGISTER(experts_few_gate_up)
-#define CHOOSE_GATE_UP_FEW(entry, name, AHEAD)                                                                                       \
-  entry(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const float* logits, float* weights, bf16* inner,            \
-        bf16* shared_inner, int rows, int top, int experts, int hidden, int width, int shared_width, int split, int renormalise) {   \
-    const Choices choices = {nullptr, logits, rows, top, experts, renormalise};                                                      \
-    gate_up_few<AHEAD, true>(x, gate_up, shared_gate_up, choices, weights, inner, shared_inner, hidden, width, shared_width, split); \
-  }                                                                                                                                  \
-  REGISTER(name)
-CHOOSE_GATE_UP_FEW(KERNEL(32 * STREAM_WARPS, experts_few_choose_gate_up), experts_few_choose_gate_up, 6)
-// Of few jobs all blocks, of four warps, fit the device at once with fewer registers, and none runs behind the others.
-CHOOSE_GATE_UP_FEW(KERNEL_OF_MANY(128, 5, experts_few_choose_gate_up_wide), experts_few_choose_gate_up_wide, 4)
-
 // said [assignments, hidden] = inner down^T with the matrix of each row's expert, down [experts, hidden, width], and shared_said [rows,
-// hidden] likewise. A tile is 16 outputs. With MAKES the choices are made here once more, and the first weights asked for, before what lies
-// between is there: the launch before this one lets it start when the logits are.
-template <bool MAKES>
-DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const bf16* down, const bf16* shared_down,
-                  Choices choices, float* __restrict__ said, float* __restrict__ shared_said, int hidden, int width, int shared_width,
-                  int split) {
+// hidden] likewise; weights with factors are codes. A tile is 16 outputs. With MAKES the choices are made here once more, and the first
+// weights asked for, before what lies between is there: the launch before this one lets it start when the logits are.
+template <int CODES, bool MAKES>
+DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const void* down, const void* shared_down,
+                  const float* factors, const float* shared_factors, Choices choices, float* __restrict__ said, float* __restrict__ shared_said,
+                  int hidden, int width, int shared_width, int split) {
   let_others_start();
+  const auto wait = [&] {
+    if (MAKES) await_inputs();
+  };
   if (!MAKES) await_inputs();
   const int number = number_of(choices.rows, shared_width > 0);
   const bool is_shared = number < 0;
   if (MAKES && !is_shared) choices.make(nullptr);
   const Members members = is_shared ? members_of_shared(choices.rows) : find_members(choices, number);
   if (members.count == 0) {
-    if (MAKES) await_inputs();  // who is done says so for all before it
+    wait();  // who is done says so for all before it
     return;
   }
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = is_shared ? shared_width : width;
-  const int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split;
-  const bool is_there = tile * STREAM_OUTER < hidden;
-  const bf16* const matrix = is_shared ? shared_down : down + (size_t)members.expert * hidden * width;
-  const bf16* const near = matrix + (size_t)(is_there ? tile * STREAM_OUTER + g : 0) * wide + 8 * t;
-  const Share share = share_of(wide, split);
-  const auto asked = [&] { return Stream<6>(near, near + (size_t)8 * wide, share.begin, is_there ? share.end : share.begin); };
-  Stream<6> stream = asked();
-  if (MAKES) await_inputs();
-  for (int first = 0;;) {
-    float sums[4] = {};
-    const int mine = members.of(first + g);
-    const bf16* const row = mine < 0 ? nullptr : (is_shared ? shared_inner : inner) + (size_t)mine * wide + 8 * t + share.begin * STREAM_CHUNK;
-    stream.multiply(sums, row);
-    add_shares(sums, split);
-    if (is_there && warp % split == 0)
-      for (int e = 0; e < 4; ++e) {
-        const int member = members.of(first + 2 * t + (e & 1));
-        if (member >= 0) (is_shared ? shared_said : said)[(size_t)member * hidden + tile * STREAM_OUTER + g + 8 * (e >> 1)] = sums[e];
-      }
-    first += STREAM_ROWS;
-    if (first >= members.count) break;
-    stream = asked();
-  }
+  const int wide = is_shared ? shared_width : width;
+  const size_t expert = is_shared ? 0 : (size_t)members.expert * hidden;
+  const void* const weight = is_shared ? shared_down : down;
+  const float* const scale = is_shared ? shared_factors : factors;
+  const bf16* const in = is_shared ? shared_inner : inner;
+  float* const out = is_shared ? shared_said : said;
+  if (CODES > 0 && scale != nullptr)
+    down_of<(CODES > 0 ? CODES : 1)>(members, in, (const uint8_t*)weight, scale, expert, out, hidden, wide, split, wait);
+  else
+    down_of<6>(members, in, (const bf16*)weight, nullptr, expert, out, hidden, wide, split, wait);
 }
 KERNEL(32 * STREAM_WARPS, experts_few_down)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
                                             const uint32_t* chosen, float* said, float* shared_said, int rows, int top, int experts,
                                             int hidden, int width, int shared_width, int split) {
   const Choices choices = {chosen, nullptr, rows, top, experts, 0};
-  down_few<false>(inner, shared_inner, down, shared_down, choices, said, shared_said, hidden, width, shared_width, split);
+  down_few<0, false>(inner, shared_inner, down, shared_down, nullptr, nullptr, choices, said, shared_said, hidden, width, shared_width, split);
 }
 REGISTER(experts_few_down)
+KERNEL(32 * STREAM_WARPS, experts_few_down_codes)(const bf16* inner, const bf16* shared_inner, const void* down, const void* shared_down,
+                                                  const float* factors, const float* shared_factors, const uint32_t* chosen, float* said,
+                                                  float* shared_said, int rows, int top, int experts, int hidden, int width,
+                                                  int shared_width, int split) {
+  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
+  down_few<3, false>(inner, shared_inner, down, shared_down, factors, shared_factors, choices, said, shared_said, hidden, width, shared_width,
+                     split);
+}
+REGISTER(experts_few_down_codes)
 KERNEL(32 * STREAM_WARPS, experts_few_choose_down)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
                                                    const float* logits, float* said, float* shared_said, int rows, int top, int experts,
                                                    int hidden, int width, int shared_width, int split) {
   const Choices choices = {nullptr, logits, rows, top, experts, 0};
-  down_few<true>(inner, shared_inner, down, shared_down, choices, said, shared_said, hidden, width, shared_width, split);
+  down_few<0, true>(inner, shared_inner, down, shared_down, nullptr, nullptr, choices, said, shared_said, hidden, width, shared_width, split);
 }
 REGISTER(experts_few_choose_down)
+KERNEL(32 * STREAM_WARPS, experts_few_choose_down_codes)(const bf16* inner, const bf16* shared_inner, const void* down,
+                                                         const void* shared_down, const float* factors, const float* shared_factors,
+                                                         const float* logits, float* said, float* shared_said, int rows, int top, int experts,
+                                                         int hidden, int width, int shared_width, int split) {
+  const Choices choices = {nullptr, logits, rows, top, experts, 0};
+  down_few<3, true>(inner, shared_inner, down, shared_down, factors, shared_factors, choices, said, shared_said, hidden, width, shared_width,
+                    split);
+}
+REGISTER(experts_few_choose_down_codes)
 
 // out [rows, hidden] += the sum over a row's assignments of weight times what its expert said, in the order of the choices, and of
 // sigmoid(gate) times what the shared expert said, where there is one. Grid: rows, 128 values.

@@ -1,6 +1,7 @@
 // Every kernel that has a form for the host, in one unit: what CI runs without a GPU.
 #include "attention.cu"
 #include "checksum.cu"
+#include "codes.cu"
 #include "compose_seam.cu"
 #include "conv_warm.cu"
 #include "draw.cu"

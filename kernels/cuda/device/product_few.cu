@@ -2,40 +2,51 @@
 #include "norm.cuh"
 #include "stream.cuh"
 
-// Up to four weights [outer, inner] and products [rows, outer]; an outer of 0 is none.
+// Up to four weights [outer, inner] and products [rows, outer]; an outer of 0 is none. Weights with factors are codes.
 template <class Out> struct Parts {
-  const bf16* weights[4];
+  const void* weights[4];
+  const float* factors[4];
   Out* y[4];
   int outer[4];
 };
 
 // y_m = x w_m^T. Grid: tiles of 16 outputs of all weights by the tiles of a block, eights of rows. A block has `split` warps for each of its
-// tiles. inner is a multiple of 32. `wait` waits, and says where the rows then lie, `stride` values apart; IS_NEAR: in shared memory.
-template <int AHEAD, bool IS_NEAR, class Out, class Wait>
+// tiles. inner is a multiple of 32, of a weight of codes of 64. `wait` waits, and says where the rows then lie, `stride` values apart;
+// IS_NEAR: in shared memory. CODES: chunks of codes on their way, 0 where there are none among the weights.
+template <int AHEAD, int CODES, bool IS_NEAR, class Out, class Wait>
 DEV void product_few(const Parts<Out>& parts, Wait wait, int stride, int rows, int inner, int split) {
   let_others_start();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, row0 = blockIdx.y * STREAM_ROWS;
   auto tiles = [](int outer) { return (outer + STREAM_OUTER - 1) / STREAM_OUTER; };
   int tile = blockIdx.x * ((int)blockDim.x / 32 / split) + warp / split, outer = parts.outer[0];
-  const bf16* weight = parts.weights[0];
+  const void* weight = parts.weights[0];
+  const float* factors = parts.factors[0];
   Out* y = parts.y[0];
 #pragma unroll
   for (int m = 1; m < 4; ++m)
     if (tile >= tiles(outer)) {
       tile -= tiles(outer);
       weight = parts.weights[m];
+      factors = parts.factors[m];
       y = parts.y[m];
       outer = parts.outer[m];
     }
   const bool is_there = tile < tiles(outer);  // the last block may have a tile too many
-  auto at = [&](int o) { return weight + (size_t)(o < outer ? o : outer - 1) * inner + 8 * t; };
-  const Share share = share_of(inner, split);
+  auto at = [&](int o) { return (size_t)(o < outer ? o : outer - 1); };
+  const size_t near = at(tile * STREAM_OUTER + g), far = at(tile * STREAM_OUTER + g + 8);
   float sums[4] = {};
   // The weight is on its way before the rows are there.
-  Stream<AHEAD> stream(at(tile * STREAM_OUTER + g), at(tile * STREAM_OUTER + g + 8), share.begin, is_there ? share.end : share.begin);
-  const bf16* const x = wait();
-  const bf16* const row = row0 + g < rows ? x + (size_t)(row0 + g) * stride + 8 * t + share.begin * STREAM_CHUNK : nullptr;
-  stream.template multiply<IS_NEAR>(sums, row);
+  auto multiply = [&](auto stream, int first) {
+    const bf16* const x = wait();
+    stream.template multiply<IS_NEAR>(sums, row0 + g < rows ? x + (size_t)(row0 + g) * stride + first : nullptr);
+  };
+  if (CODES > 0 && factors != nullptr) {
+    auto of = [&](size_t o) { return row_of((const uint8_t*)weight, factors, o, inner); };
+    multiply(ask_share<(CODES > 0 ? CODES : 1)>(of(near), of(far), inner, split, is_there), first_term<uint8_t>(inner, split));
+  } else {
+    auto of = [&](size_t o) { return row_of((const bf16*)weight, nullptr, o, inner); };
+    multiply(ask_share<AHEAD>(of(near), of(far), inner, split, is_there), first_term<bf16>(inner, split));
+  }
   add_shares(sums, split);
   if (!is_there || warp % split) return;
   for (int e = 0; e < 4; ++e) {
@@ -43,16 +54,17 @@ DEV void product_few(const Parts<Out>& parts, Wait wait, int stride, int rows, i
     if (o < outer && row < rows) store(y[(size_t)row * outer + o], sums[e]);
   }
 }
+#define ROWS_OF(x)  \
+  [&] {             \
+    await_inputs(); \
+    return x;       \
+  }
 #define PRODUCT_FEW(Out, suffix, AHEAD)                                                                                              \
   KERNEL(32 * STREAM_WARPS, product_few_##suffix)(const bf16* x, const bf16* w0, const bf16* w1, const bf16* w2, const bf16* w3,     \
                                                   Out* y0, Out* y1, Out* y2, Out* y3, int outer0, int outer1, int outer2,            \
                                                   int outer3, int rows, int inner, int split) {                                      \
-    const Parts<Out> parts = {{w0, w1, w2, w3}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};                                 \
-    const auto wait = [&] {                                                                                                          \
-      await_inputs();                                                                                                                \
-      return x;                                                                                                                      \
-    };                                                                                                                               \
-    product_few<AHEAD, false>(parts, wait, inner, rows, inner, split);                                                               \
+    const Parts<Out> parts = {{w0, w1, w2, w3}, {}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};                             \
+    product_few<AHEAD, 0, false>(parts, ROWS_OF(x), inner, rows, inner, split);                                                      \
   }                                                                                                                                  \
   REGISTER(product_few_##suffix)
 // Many warps with four chunks on their way each, or few with all that they will ever read.
@@ -60,6 +72,20 @@ PRODUCT_FEW(bf16, bf16, 4)
 PRODUCT_FEW(float, f32, 4)
 PRODUCT_FEW(bf16, bf16_deep, 16)
 PRODUCT_FEW(float, f32_deep, 16)
+// The same where weights of codes are among them.
+#define PRODUCT_FEW_CODES(Out, suffix, AHEAD, CODES)                                                                                 \
+  KERNEL(32 * STREAM_WARPS, product_few_codes_##suffix)(const bf16* x, const void* w0, const void* w1, const void* w2, const void* w3, \
+                                                        const float* f0, const float* f1, const float* f2, const float* f3, Out* y0, \
+                                                        Out* y1, Out* y2, Out* y3, int outer0, int outer1, int outer2, int outer3,   \
+                                                        int rows, int inner, int split) {                                            \
+    const Parts<Out> parts = {{w0, w1, w2, w3}, {f0, f1, f2, f3}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};               \
+    product_few<AHEAD, CODES, false>(parts, ROWS_OF(x), inner, rows, inner, split);                                                  \
+  }                                                                                                                                  \
+  REGISTER(product_few_codes_##suffix)
+PRODUCT_FEW_CODES(bf16, bf16, 4, 4)
+PRODUCT_FEW_CODES(float, f32, 4, 4)
+PRODUCT_FEW_CODES(bf16, bf16_deep, 16, 8)
+PRODUCT_FEW_CODES(float, f32_deep, 16, 8)
 
 // The same for the norm of sums: sums = x + r, normed = sums / rms(sums) * (offset + w) as `add_norm` makes them, bit for bit, and
 // y_m = normed w_m^T. Every block makes all norms for itself, and the first one writes them: of one or two rows that is less than a launch.
@@ -117,7 +143,7 @@ KERNEL(32 * STREAM_WARPS, add_norm_product_few)(const bf16* x, const bf16* r, co
     sync();
     return (const bf16*)memory;
   };
-  const Parts<float> parts = {{w0, w1, w2, w3}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};
-  product_few<16, true>(parts, wait, stride, rows, inner, split);
+  const Parts<float> parts = {{w0, w1, w2, w3}, {}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};
+  product_few<16, 0, true>(parts, wait, stride, rows, inner, split);
 }
 REGISTER(add_norm_product_few)

@@ -93,6 +93,8 @@ pub(crate) fn tokens_per_job(work: usize, multiprocessors: usize) -> usize {
 
 /// Rows up to which a product streams its weight for eight rows at a time, and the library is slower.
 const FEW_ROWS: usize = 8;
+/// The same for codes, of which the library needs the values, for each use: five bytes of traffic for one of codes.
+const FEW_ROWS_OF_CODES: usize = 32;
 /// Rows up to which experts take few rows each.
 pub const FEW_ROWS_OF_EXPERTS: usize = 128;
 /// Rows of an expert, on average, up to which its weights stream.
@@ -102,9 +104,13 @@ const FEW_ROWS_EACH: usize = 4;
 const FEW_OUTPUTS: usize = 64;
 const FEW_ROWS_OF_FEW_OUTPUTS: usize = 128;
 
-/// Whether a product of `rows` rows in bf16 with `outer` sums of `inner` terms takes the form for few rows.
-pub(crate) fn is_few_product(rows: usize, inner: usize, outer: usize) -> bool {
-    let most = if outer <= FEW_OUTPUTS { FEW_ROWS_OF_FEW_OUTPUTS } else { FEW_ROWS };
+/// Whether a product of `rows` rows in bf16 with `outer` sums of `inner` terms, of codes or not, takes the form for few rows.
+pub(crate) fn is_few_product(rows: usize, inner: usize, outer: usize, is_coded: bool) -> bool {
+    let most = match is_coded {
+        _ if outer <= FEW_OUTPUTS => FEW_ROWS_OF_FEW_OUTPUTS,
+        true => FEW_ROWS_OF_CODES,
+        false => FEW_ROWS,
+    };
     rows <= most && inner > 0 && inner.is_multiple_of(32)
 }
 
@@ -236,9 +242,12 @@ mod tests {
     #[test]
     fn few_rows_stream_and_blocks_have_four_warps_or_more() {
         assert!(
-            is_few_product(8, 2048, 4096) && !is_few_product(9, 2048, 4096) && !is_few_product(1, 48, 16)
+            is_few_product(8, 2048, 4096, false)
+                && !is_few_product(9, 2048, 4096, false)
+                && !is_few_product(1, 48, 16, false)
         );
-        assert!(is_few_product(128, 2048, 64) && !is_few_product(129, 2048, 64));
+        assert!(is_few_product(32, 2048, 4096, true) && !is_few_product(33, 2048, 4096, true));
+        assert!(is_few_product(128, 2048, 64, false) && !is_few_product(129, 2048, 64, false));
         assert!(is_few_experts(128, 8, 256, &[2048, 512]) && !is_few_experts(128, 8, 255, &[2048, 512]));
         assert!(!is_few_experts(129, 1, 256, &[2048]) && !is_few_experts(1, 1, 2, &[2048, 40]));
         assert!(reads_deep(1056, 132) && !reads_deep(1057, 132));

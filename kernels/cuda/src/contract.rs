@@ -28,6 +28,7 @@ use hypic_domain::logits::{Logits, Need};
 use hypic_domain::model::ModelSpec;
 use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::check::equal;
+use hypic_kernels::coded::Coded;
 use hypic_kernels::op::{
     self, Experts, Export, FullInput, HeadGate, HeadNorms, HostLayer, HostTensor, LinearInput, Norm,
     NormWeight, OpError, SharedExpert, Split, StepLayers,
@@ -35,6 +36,7 @@ use hypic_kernels::op::{
 use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
 
+use crate::codes::{CodedMatrix, Matrix};
 use crate::device::Mark;
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Pinned, ProductSize};
@@ -167,6 +169,34 @@ impl<E: Float> op::Device for CudaDevice<E> {
             Ok(Weight::matrix_of(values, shape))
         };
         make().map_err(failed("random"))
+    }
+
+    fn coded(&self, name: &str, matrix: &Coded, split: &Split) -> Result<Weight<E>, OpError> {
+        let kept = match self.keeps_codes() {
+            true => CodedMatrix::new(&self.device, matrix).map_err(failed("coded"))?,
+            false => None,
+        };
+        match kept {
+            Some(kept) => Ok(Weight::coded(kept, matrix.shape())),
+            None => op::widened(self, name, matrix, split),
+        }
+    }
+
+    fn keeps_codes(&self) -> bool {
+        // fp32 is for checks: its products have no form for few rows, which reads codes.
+        E::NAME == bf16::NAME
+    }
+
+    fn random_coded(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<E>, OpError> {
+        let factor = RandomMatrix::factor_of(blocks)?;
+        let kept = match self.keeps_codes() {
+            true => CodedMatrix::random(&self.device, blocks, factor).map_err(failed("random_coded"))?,
+            false => None,
+        };
+        match kept {
+            Some(kept) => Ok(Weight::coded(kept, RandomMatrix::stacked(blocks))),
+            None => op::widened(self, "random", &RandomMatrix::coded(blocks)?, split),
+        }
     }
 
     fn exact(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {
@@ -474,8 +504,8 @@ fn product_of<'a, E: Float>(
     op: &'static str,
     x: &Tensor<E>,
     weight: &'a Weight<E>,
-) -> Result<(&'a Buffer<E>, ProductSize), OpError> {
-    let (values, [outer, inner]) = weight.matrix(op)?;
+) -> Result<(Matrix<'a, E>, ProductSize), OpError> {
+    let (values, [outer, inner]) = weight.product(op)?;
     if x.width != inner {
         return Err(OpError::shape(op, format!("rows of {inner}"), x.width));
     }

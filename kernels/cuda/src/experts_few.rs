@@ -1,6 +1,7 @@
 use half::bf16;
 
 use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, chooses_in_place, is_wide, shares_of};
+use crate::codes::Matrix;
 use crate::experts::MOST_EXPERTS;
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
@@ -17,18 +18,17 @@ pub struct ExpertWeights<'a, E: Float> {
     /// Width of an expert.
     pub width: usize,
     /// `[experts, 2 width, hidden]`: gate, then up.
-    pub gate_up: &'a Buffer<E>,
+    pub gate_up: Matrix<'a, E>,
     /// `[experts, hidden, width]`.
-    pub down: &'a Buffer<E>,
+    pub down: Matrix<'a, E>,
 }
 
 impl<E: Float> ExpertWeights<'_, E> {
     fn check(&self, experts: usize, hidden: usize) -> Result<()> {
-        let size = experts * self.width * hidden;
         let fits = self.width > 0 && self.width.is_multiple_of(CHUNK);
         Error::unless(fits, "the width of an expert", "a multiple of 32", self.width)?;
-        Error::unless(self.gate_up.len() == 2 * size, "gate and up", 2 * size, self.gate_up.len())?;
-        Error::unless(self.down.len() == size, "down", size, self.down.len())
+        self.gate_up.check("gate and up", [experts * 2 * self.width, hidden])?;
+        self.down.check("down", [experts * hidden, self.width])
     }
 }
 
@@ -161,8 +161,12 @@ impl<E: Float> ExpertsFew<'_, E> {
         Ok(Some(Sizes { numbers, wide: self.routed.width.max(apart), jobs }))
     }
 
-    fn apart<'a>(&'a self, of: impl Fn(&ExpertWeights<'a, E>) -> &'a Buffer<E>) -> Option<&'a Buffer<E>> {
-        self.shared.as_ref().map(|(weights, _)| of(weights))
+    /// Matrices of the experts and of the shared one.
+    fn both(
+        &self,
+        of: impl for<'a> Fn(&ExpertWeights<'a, E>) -> Matrix<'a, E>,
+    ) -> [Option<Matrix<'_, E>>; 2] {
+        [Some(of(&self.routed)), self.shared.as_ref().map(|(weights, _)| of(weights))]
     }
 }
 
@@ -175,15 +179,18 @@ fn gate_up<E: Float>(
 ) -> Result<()> {
     let Shares { split, tiles } = shares_of(run.hidden);
     let (grid, threads) = ([wide.div_ceil(TILE_INNER).div_ceil(tiles), jobs, 1], 32 * split * tiles);
+    let both = run.both(|weights| weights.gate_up);
     let kernel = match run.choice {
+        Choice::Made(_) if is_coded(both) => "experts_few_gate_up_codes",
         Choice::Made(_) => "experts_few_gate_up",
+        Choice::By(_) if is_coded(both) => "experts_few_choose_gate_up_codes",
         Choice::By(_) if is_wide(grid[0] * jobs, threads, device.multiprocessors()) => {
             "experts_few_choose_gate_up_wide"
         }
         Choice::By(_) => "experts_few_choose_gate_up",
     };
     let launch = Launch::new(device, kernel, grid, threads).overlapping();
-    let launch = launch.read(run.x).read(run.routed.gate_up).read_if(run.apart(|apart| apart.gate_up));
+    let launch = with_weights(launch.read(run.x), both);
     let launch = match run.choice {
         Choice::Made(made) => launch.read(&made.chosen),
         Choice::By(scores) => launch.read(scores.logits).write(shares),
@@ -204,13 +211,15 @@ fn down<E: Float>(
 ) -> Result<()> {
     let Shares { split, tiles } = shares_of(wide);
     let grid = [run.hidden.div_ceil(TILE_OUTER).div_ceil(tiles), jobs, 1];
+    let both = run.both(|weights| weights.down);
     let kernel = match run.choice {
+        Choice::Made(_) if is_coded(both) => "experts_few_down_codes",
         Choice::Made(_) => "experts_few_down",
+        Choice::By(_) if is_coded(both) => "experts_few_choose_down_codes",
         Choice::By(_) => "experts_few_choose_down",
     };
     let launch = Launch::new(device, kernel, grid, 32 * split * tiles).overlapping();
-    let launch = launch.read(inner).read(inner_apart).read(run.routed.down);
-    let launch = launch.read_if(run.apart(|apart| apart.down));
+    let launch = with_weights(launch.read(inner).read(inner_apart), both);
     let launch = match run.choice {
         Choice::Made(made) => launch.read(&made.chosen),
         Choice::By(scores) => launch.read(scores.logits),
@@ -237,4 +246,21 @@ fn sum<E: Float>(
     let launch = launch.read(said).read(said_apart).read(weights).read_if(gates);
     let launch = launch.write(run.out).read(weight).write(y);
     numbers.into_iter().fold(launch, Launch::int).float(offset).float(eps).run()
+}
+
+/// Whether the kernel reads codes.
+fn is_coded<E: Float>(weights: [Option<Matrix<'_, E>>; 2]) -> bool {
+    weights.into_iter().flatten().any(Matrix::is_coded)
+}
+
+/// The matrices of the experts and of the shared one, and their factors where the kernel reads codes.
+fn with_weights<'a, E: Float>(launch: Launch<'a>, weights: [Option<Matrix<'a, E>>; 2]) -> Launch<'a> {
+    let each = |launch, one: fn(Launch<'a>, Matrix<'a, E>) -> Launch<'a>| {
+        weights.into_iter().fold(launch, |launch: Launch<'a>, weight| match weight {
+            Some(weight) => one(launch, weight),
+            None => launch.unused(),
+        })
+    };
+    let launch = each(launch, Launch::matrix);
+    if is_coded(weights) { each(launch, Launch::factors) } else { launch }
 }

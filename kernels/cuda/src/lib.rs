@@ -28,6 +28,7 @@ mod attention;
 pub mod bounds;
 mod checksum;
 mod choice;
+mod codes;
 mod compose_seam;
 mod contexts;
 mod contract;
@@ -70,6 +71,7 @@ pub use checksum::checksum;
 pub use choice::{
     AttentionForm, ComposeForm, ExpertsForm, FEW_ROWS_OF_EXPERTS, attention_form, compose_form, experts_form,
 };
+pub use codes::{CodedMatrix, Matrix};
 pub use compose_seam::{ComposeSeam, Scratch, compose_seam};
 pub use contexts::{Context, Contexts, Token};
 pub use contract::CudaDevice;

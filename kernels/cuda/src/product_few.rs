@@ -1,6 +1,7 @@
 use half::bf16;
 
 use crate::choice::{Shares, adds_in_place, reads_deep, shares_of};
+use crate::codes::Matrix;
 use crate::launch::Launch;
 use crate::memory::Float;
 use crate::{Buffer, Device, Error, Result};
@@ -17,7 +18,7 @@ pub const MOST_WEIGHTS: usize = 4;
 /// One of several products of the same rows.
 pub struct FewPart<'a, E: Float, O: Float> {
     /// `[outer, inner]`.
-    pub weight: &'a Buffer<E>,
+    pub weight: Matrix<'a, E>,
     /// Rows of the weight.
     pub outer: usize,
     /// Results, `[rows, outer]`.
@@ -25,7 +26,8 @@ pub struct FewPart<'a, E: Float, O: Float> {
 }
 
 /// Products of the same rows of bf16, `x [rows, inner]`, with up to four weights in one launch, sums in fp32: every weight
-/// streams once for each eight rows. A row's results do not depend on how many there are.
+/// streams once for each eight rows. Of codes the factors act on sums of 64 terms, in fp32. A row's results do not depend
+/// on how many there are.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, for other formats, or when `inner` is no multiple of 32;
@@ -40,7 +42,8 @@ pub fn product_few<E: Float, O: Float>(
     let grid = Grid::new([rows, inner], &parts)?;
     let warps = grid.blocks[0] * grid.blocks[1] * grid.threads / 32;
     let form = if reads_deep(warps, device.multiprocessors()) { "_deep" } else { "" };
-    let kernel = format!("product_few_{}{form}", O::NAME);
+    let codes = if is_coded(&parts) { "codes_" } else { "" };
+    let kernel = format!("product_few_{codes}{}{form}", O::NAME);
     let launch = Launch::new(device, kernel, grid.blocks, grid.threads).overlapping().read(x);
     with_parts(launch, parts).int(rows).int(inner).int(grid.split).run()
 }
@@ -63,7 +66,7 @@ pub struct SumAndNorm<'a, E: Float> {
 /// bits: of at most two rows, 8192 wide.
 ///
 /// # Errors
-/// As [`product_few`], and for more rows.
+/// As [`product_few`], for more rows, and for weights of codes.
 pub fn add_norm_product_few<E: Float>(
     device: &Device,
     run: SumAndNorm<'_, E>,
@@ -76,6 +79,7 @@ pub fn add_norm_product_few<E: Float>(
         Error::unless(len == rows * inner, "the rows", rows * inner, len)?;
     }
     Error::unless(weight.len() == inner, "the norm's weight", inner, weight.len())?;
+    Error::unless(!is_coded(&parts), "weights of scores", "values", "codes")?;
     let grid = Grid::new([rows, inner], &parts)?;
     let shared = rows * (inner + SHARED_GAP) * size_of::<E>();
     let launch = Launch::new(device, "add_norm_product_few", grid.blocks, grid.threads).overlapping();
@@ -98,7 +102,7 @@ impl Grid {
         let fits = (1..=MOST_WEIGHTS).contains(&parts.len());
         Error::unless(fits, "weights", format!("1 to {MOST_WEIGHTS}"), parts.len())?;
         for FewPart { weight, outer, y } in parts {
-            Error::unless(weight.len() == outer * inner, "the weight", outer * inner, weight.len())?;
+            weight.check("the weight", [*outer, inner])?;
             Error::unless(y.len() == rows * outer, "the products", rows * outer, y.len())?;
         }
         let Shares { split, tiles: each } = shares_of(inner);
@@ -108,12 +112,20 @@ impl Grid {
     }
 }
 
-/// Weights, products and their widths, as the kernels take them.
+/// Whether the kernel reads codes.
+fn is_coded<E: Float, O: Float>(parts: &[FewPart<'_, E, O>]) -> bool {
+    parts.iter().any(|part| part.weight.is_coded())
+}
+
+/// Weights, factors where the kernel reads codes, products and their widths, as the kernels take them.
 fn with_parts<'a, E: Float, O: Float>(launch: Launch<'a>, parts: Vec<FewPart<'a, E, O>>) -> Launch<'a> {
     let missing = MOST_WEIGHTS - parts.len();
     let unused = |launch| (0..missing).fold(launch, |launch: Launch<'a>, _| launch.unused());
     let outers: Vec<usize> = parts.iter().map(|part| part.outer).collect();
-    let launch = unused(parts.iter().fold(launch, |launch, part| launch.read(part.weight)));
+    let mut launch = unused(parts.iter().fold(launch, |launch, part| launch.matrix(part.weight)));
+    if is_coded(&parts) {
+        launch = unused(parts.iter().fold(launch, |launch, part| launch.factors(part.weight)));
+    }
     let launch = unused(parts.into_iter().fold(launch, |launch, part| launch.write(part.y)));
     (0..MOST_WEIGHTS).fold(launch, |launch, number| launch.int(outers.get(number).copied().unwrap_or(0)))
 }

@@ -5,11 +5,12 @@ use domain::id::ModelId;
 use domain::model::{FullShape, LayerSpec, LinearShape, ModelSpec};
 use domain::unit::Tokens;
 use hypic_domain as domain;
+use hypic_kernels::coded::Blocks;
 use hypic_kernels::op::ExpertShape;
 use serde_json::{Map, Value};
 
 use crate::error::LoadError;
-use crate::fp8::Blocks;
+use crate::fp8::blocks_of;
 use crate::keys::{flag, key, number, size};
 use crate::rope::Rope;
 
@@ -67,7 +68,7 @@ impl Config {
             None | Some(Value::Null) => root,
             Some(text) => text.as_object().ok_or_else(|| key("text_config", "not an object"))?,
         };
-        let blocks = Blocks::parse(root)?.or(Blocks::parse(text)?);
+        let blocks = blocks_of(root)?.or(blocks_of(text)?);
         let naming = naming(text)?;
         refuse_variants(text)?;
         let layers = size(text, "num_hidden_layers")?;

@@ -6,6 +6,7 @@
 //! Never: knows a request, allocates pages or slots of a server, chooses a device.
 
 pub mod canary;
+mod checkpoint;
 pub mod config;
 mod error;
 mod fp8;
@@ -17,7 +18,8 @@ mod qwen3_next;
 pub mod random;
 pub mod rope;
 mod stored;
+mod tensors;
+mod weights;
 
 pub use error::LoadError;
-pub use fp8::Blocks;
 pub use load::{Loaded, load};

@@ -10,8 +10,8 @@ use crate::error::LoadError;
 use crate::layer::full::FullLayer;
 use crate::layer::linear::LinearLayer;
 use crate::layer::mlp::Mlp;
-use crate::load::Weights;
 use crate::model::{Memory, Model};
+use crate::weights::Weights;
 
 pub(crate) struct Qwen3Next<D: Device> {
     spec: ModelSpec,
@@ -41,7 +41,7 @@ impl<D: Device> Qwen3Next<D> {
     pub(crate) fn load(config: &Config, weights: &mut Weights<'_, D>) -> Result<Self, LoadError> {
         let spec = config.spec.clone();
         let table = [spec.vocab, spec.hidden];
-        let embedding = weights.weight("embed_tokens.weight", &table, Split::Whole)?;
+        let embedding = weights.wide("embed_tokens.weight", &table)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (layer, kind) in spec.layers.iter().enumerate() {
             let norm = |part: &str| format!("layers.{layer}.{part}_layernorm.weight");
@@ -60,7 +60,7 @@ impl<D: Device> Qwen3Next<D> {
         let norm = weights.exact("norm.weight", &[spec.hidden], Split::Whole)?;
         let head = match config.tied {
             true => None,
-            false => Some(weights.root_weight("lm_head.weight", &table, Split::Whole)?),
+            false => Some(weights.root_wide("lm_head.weight", &table)?),
         };
         let rope = weights.table("rope", &config.rope.table(spec.context.0 as usize), config.rope.rotary)?;
         Ok(Self { spec, eps: config.eps, embedding, rope, layers, norm, head })

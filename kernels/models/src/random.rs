@@ -10,6 +10,7 @@ use std::path::Path;
 
 use half::bf16;
 use hypic_domain::id::ModelId;
+use hypic_kernels::coded::{Blocks, encode};
 use hypic_kernels::op::Device;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
@@ -54,6 +55,8 @@ pub struct RandomSpec {
     pub tied: bool,
     /// bf16 instead of fp32.
     pub half_precision: bool,
+    /// Blocks in which matrices of products are stored as 8-bit floats: projections and experts, as in Qwen's checkpoints.
+    pub blocks: Option<Blocks>,
 }
 
 impl Default for RandomSpec {
@@ -76,6 +79,7 @@ impl Default for RandomSpec {
             half_lives: (8.0, 8192.0),
             tied: false,
             half_precision: false,
+            blocks: None,
         }
     }
 }
@@ -88,17 +92,16 @@ pub fn write(dir: &Path, spec: &RandomSpec) -> Result<(), LoadError> {
     let config = dir.join("config.json");
     let text = format!("{:#}\n", config_of(spec));
     std::fs::write(&config, text).map_err(|source| LoadError::WriteFile { path: config, source })?;
-    let mut draw = Draw { random: spec.seed, tensors: Vec::new(), half_precision: spec.half_precision };
+    let mut draw = Draw::new(spec);
     draw.model(spec);
-    let dtype = if spec.half_precision { Dtype::BF16 } else { Dtype::F32 };
     let path = dir.join("model.safetensors");
     let failed = |error: safetensors::SafeTensorError| LoadError::WriteFile {
         path: path.clone(),
         source: std::io::Error::other(error),
     };
     let mut views = Vec::with_capacity(draw.tensors.len());
-    for (name, shape, bytes) in &draw.tensors {
-        views.push((name.as_str(), TensorView::new(dtype, shape.clone(), bytes).map_err(failed)?));
+    for (name, dtype, shape, bytes) in &draw.tensors {
+        views.push((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(failed)?));
     }
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     serialize_to_file(views, Some(metadata), &path).map_err(failed)
@@ -167,6 +170,11 @@ fn config_of(spec: &RandomSpec) -> serde_json::Value {
         "moe_intermediate_size": spec.intermediate,
         "shared_expert_intermediate_size": spec.intermediate,
         "mlp_only_layers": (0..dense).collect::<Vec<_>>(),
+        "quantization_config": spec.blocks.map(|blocks| json!({
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "weight_block_size": [blocks.rows, blocks.columns],
+        })),
         "bos_token_id": null,
         "eos_token_id": null,
     })
@@ -174,11 +182,22 @@ fn config_of(spec: &RandomSpec) -> serde_json::Value {
 
 struct Draw {
     random: u64,
-    tensors: Vec<(String, Vec<usize>, Vec<u8>)>,
+    tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
     half_precision: bool,
+    blocks: Option<Blocks>,
+}
+
+/// Whether a tensor is a matrix of products, or a stack of them, that is stored as codes where some are.
+fn is_coded(name: &str) -> bool {
+    name.contains("_proj") && !name.contains("in_proj_a") && !name.contains("in_proj_b")
 }
 
 impl Draw {
+    fn new(spec: &RandomSpec) -> Self {
+        let RandomSpec { seed: random, half_precision, blocks, .. } = *spec;
+        Self { random, tensors: Vec::new(), half_precision, blocks }
+    }
+
     fn model(&mut self, spec: &RandomSpec) {
         let RandomSpec { hidden, intermediate, vocab, .. } = *spec;
         self.matrix("model.embed_tokens.weight", &[vocab, hidden], 1.0);
@@ -297,12 +316,21 @@ impl Draw {
 
     fn tensor(&mut self, name: &str, shape: &[usize], values: Vec<f64>) {
         let values = values.into_iter().map(|value| value as f32);
-        let bytes = if self.half_precision {
-            values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect()
-        } else {
-            values.flat_map(f32::to_le_bytes).collect()
+        let (name, shape) = (name.to_owned(), shape.to_vec());
+        if let (Some(blocks), [count @ .., rows, columns], true) = (self.blocks, &shape[..], is_coded(&name))
+        {
+            let of = [count.iter().product(), *rows, *columns];
+            let (codes, factors) = encode(&values.collect::<Vec<_>>(), of, blocks);
+            let factors = factors.into_iter().flat_map(f32::to_le_bytes).collect();
+            self.tensors.push((format!("{name}_scale_inv"), Dtype::F32, blocks.factors_of(&shape), factors));
+            self.tensors.push((name, Dtype::F8_E4M3, shape, codes));
+            return;
+        }
+        let (dtype, bytes) = match self.half_precision {
+            true => (Dtype::BF16, values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect()),
+            false => (Dtype::F32, values.flat_map(f32::to_le_bytes).collect()),
         };
-        self.tensors.push((name.to_owned(), shape.to_vec(), bytes));
+        self.tensors.push((name, dtype, shape, bytes));
     }
 
     /// SplitMix64.

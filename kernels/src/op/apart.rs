@@ -1,6 +1,9 @@
 //! Ops that a device may do at once, one by one.
 
-use super::{Device, Experts, FullInput, HeadNorms, Norm, OpError, SharedExpert};
+use hypic_domain::tuple::Dtype;
+
+use super::{Device, Experts, FullInput, HeadNorms, HostTensor, Norm, OpError, SharedExpert, Split};
+use crate::coded::Coded;
 use crate::plan::Plan;
 
 /// [`Device::linears`] one by one.
@@ -70,4 +73,19 @@ pub fn full_mixer_apart<D: Device>(
     let mut mixed = device.full_mixer(&normed, plan, pages)?;
     device.sigmoid_gate(&mut mixed, gate)?;
     Ok(mixed)
+}
+
+/// [`Device::weight`] of the values of a matrix in codes.
+///
+/// # Errors
+/// As [`Device::weight`].
+pub fn widened<D: Device>(
+    device: &D,
+    name: &str,
+    matrix: &Coded,
+    split: &Split,
+) -> Result<D::Weight, OpError> {
+    let bytes: Vec<u8> = matrix.values().flat_map(f32::to_le_bytes).collect();
+    let (shape, split) = (matrix.shape().to_vec(), split.clone());
+    device.weight(&HostTensor { name, shape, dtype: Dtype::F32, bytes: &bytes, split })
 }

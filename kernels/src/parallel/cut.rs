@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::coded::Coded;
 use crate::op::{HostTensor, OpError, Split};
 use crate::random::RandomMatrix;
 
@@ -69,6 +70,34 @@ pub(super) fn weight<'a>(
     }
 }
 
+/// A rank's part of a matrix in codes.
+///
+/// # Errors
+/// [`OpError::Unsupported`] for one that cannot be divided.
+pub(super) fn coded<'a>(
+    name: &str,
+    matrix: &'a Coded,
+    split: &Split,
+    place: Place,
+) -> Result<Cow<'a, Coded>, OpError> {
+    let [rows, columns] = matrix.shape();
+    let refused = || OpError::Unsupported {
+        op: "tensor parallel",
+        what: format!("\"{name}\", {:?} cut as {split:?} over {} ranks", matrix.shape(), place.ranks),
+    };
+    match split {
+        Split::Whole => Ok(Cow::Borrowed(matrix)),
+        Split::Rows(blocks) => {
+            let parts = axis(rows, blocks, place).ok_or_else(refused)?;
+            Ok(Cow::Owned(matrix.rows(parts.into_iter().flatten())))
+        }
+        Split::Columns => match &axis(columns, &[columns], place).ok_or_else(refused)?[..] {
+            [part] => Ok(Cow::Owned(matrix.columns(part))),
+            _ => Err(refused()),
+        },
+    }
+}
+
 /// A rank's part of blocks of random rows.
 ///
 /// # Errors
@@ -105,6 +134,7 @@ mod tests {
     use hypic_domain::tuple::Dtype;
 
     use super::*;
+    use crate::coded::Blocks;
 
     fn parts(shape: &[usize], split: &Split, ranks: usize) -> Vec<(Vec<usize>, Vec<u8>)> {
         let bytes: Vec<u8> = (0..shape.iter().product::<usize>() as u32).flat_map(u32::to_le_bytes).collect();
@@ -170,5 +200,25 @@ mod tests {
             }
         }
         assert!(random(&[matrix], &Split::Rows(vec![3]), Place { rank: 0, ranks: 2 }).is_err());
+    }
+    #[test]
+    fn a_matrix_in_codes_is_divided_like_its_values() {
+        let blocks = Blocks { rows: 4, columns: 8 };
+        let factors = (1..=6).map(|factor| factor as f32).collect();
+        let matrix = Coded::new((0..12 * 16).collect(), [1, 12, 16], blocks, factors).unwrap();
+        let bytes = |matrix: &Coded| matrix.values().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        let whole = bytes(&matrix);
+        for split in [Split::Whole, Split::Rows(vec![4, 8]), Split::Rows(vec![4]), Split::Columns] {
+            for place in [0, 1].map(|rank| Place { rank, ranks: 2 }) {
+                let (shape, dtype) = (vec![12, 16], Dtype::F32);
+                let host = HostTensor { name: "w", shape, dtype, bytes: &whole, split: split.clone() };
+                let (shape, stored) = weight(&host, place).unwrap();
+                let part = coded("w", &matrix, &split, place).unwrap();
+                assert_eq!((&part.shape()[..], bytes(&part)), (&shape[..], stored.into_owned()));
+            }
+        }
+        let place = Place { rank: 0, ranks: 3 };
+        let error = coded("w", &matrix, &Split::Columns, place).unwrap_err().to_string();
+        assert!(error.starts_with("tensor parallel is not available for \"w\""), "{error}");
     }
 }

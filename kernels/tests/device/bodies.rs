@@ -14,6 +14,7 @@ use hypic_kernels::op::{
     full_mixer_apart,
 };
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
+use hypic_kernels::random::RandomMatrix;
 use hypic_kernels::reference::{self, Attention, Gdn, Inputs, Part, Summary, Token};
 use hypic_kernels::tolerance::{Compared, bound, error};
 
@@ -21,6 +22,7 @@ use super::*;
 
 mod attention;
 mod builds;
+mod coded;
 mod linear;
 mod rows;
 mod together;

@@ -5,7 +5,7 @@
 //! second, on two; cold prefill of 32k tokens, one layer of it by itself, the ops of a layer, a warm prompt of 64 cached
 //! bodies with seams of 8 and one more body, the same from pinned memory of the host, decode of 1, 32 and 128 sequences (or
 //! of so many) from recordings and eagerly, and how far composed logits are from recomputed ones. Figures are medians of
-//! wall time from the plan to logits on the host.
+//! wall time from the plan to logits on the host. With the word `fp8` products are of 8-bit codes with factors of blocks.
 //!
 //! `model OUT.json LAYERS --devices 0,1`: prefill and decode on GPU 0, then on both as ranks.
 
@@ -22,6 +22,7 @@ use anyhow::{Context as _, Result, bail};
 use hypic_cuda::{CudaDevice, Device, Pinned};
 use hypic_domain::logits::{Logits, Need};
 use hypic_domain::tuple::{Dtype, TupleFormat};
+use hypic_kernels::coded::Blocks;
 use hypic_kernels::op::{
     Device as _, ExpertShape, Experts, Export, HostLayer, HostTensor, NormWeight, OpError, Split,
 };
@@ -52,6 +53,8 @@ const MOST: usize = 128;
 const REPEATS: usize = 7;
 /// For 64 bodies with every `T`: 4.8 GB.
 const PINNED: usize = 6 << 30;
+/// The word for products of codes.
+const CODES: &str = "fp8";
 
 fn shape(layers: usize) -> RandomSpec {
     RandomSpec {
@@ -85,7 +88,7 @@ struct Bench {
 impl Bench {
     /// The model on GPU `number`, room for `slots` sequences of [`DECODING`] tokens or one prompt, and for all bodies of
     /// a prompt; so many bytes of pinned memory.
-    fn open(number: usize, layers: usize, slots: usize, pinned: usize) -> Result<Self> {
+    fn open(number: usize, spec: &RandomSpec, slots: usize, pinned: usize) -> Result<Self> {
         let gpu = Device::cuda(number)?;
         let pinned = Pinned::new(&gpu, pinned);
         let begun = Instant::now();
@@ -94,7 +97,7 @@ impl Bench {
         // A prompt names a body several times, and each of them lies in the pages once.
         let device: Gpu = CudaDevice::new(gpu, (BUILT + SEGMENTS) * SEGMENT).with_pinned(pinned);
         let begun = Instant::now();
-        let loaded = random::load(&device, &shape(layers))?;
+        let loaded = random::load(&device, spec)?;
         device.wait()?;
         println!("{:.1} GB of weights in {:.1} s", loaded.bytes as f64 / 1e9, begun.elapsed().as_secs_f64());
         let pages = PROMPT.max(slots * DECODING) / PAGE;
@@ -341,12 +344,16 @@ fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
     let out = words.next().context("name the file for the results")?;
     let layers = words.next().map_or(Ok(40), |word| word.parse()).context("read the number of layers")?;
-    let parts: Vec<String> = words.collect();
+    let mut parts: Vec<String> = words.collect();
     if let [flag, devices] = &parts[..]
         && flag == "--devices"
     {
         return ranks::compare(&out, layers, devices);
     }
+    let is_coded = parts.iter().any(|part| part == CODES);
+    parts.retain(|part| part != CODES);
+    let blocks = is_coded.then_some(Blocks { rows: 128, columns: 128 });
+    let spec = RandomSpec { blocks, ..shape(layers) };
     let (numbers, parts): (Vec<&String>, Vec<&String>) =
         parts.iter().partition(|part| part.parse::<usize>().is_ok());
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| *wanted == part);
@@ -355,8 +362,9 @@ fn main() -> Result<()> {
         _ => numbers.iter().map(|word| word.parse()).collect::<Result<_, _>>()?,
     };
     // Both at once: the host's memory bounds neither.
-    let second = wanted("cold").then(|| std::thread::spawn(move || Bench::open(1, layers, SEGMENTS, 0)));
-    let mut bench = Bench::open(0, layers, MOST, if wanted("host") { PINNED } else { 0 })?;
+    let of_second = spec.clone();
+    let second = wanted("cold").then(|| std::thread::spawn(move || Bench::open(1, &of_second, SEGMENTS, 0)));
+    let mut bench = Bench::open(0, &spec, MOST, if wanted("host") { PINNED } else { 0 })?;
     let mut figures = serde_json::Map::new();
     let mut note = |name: &str, ms: f64| {
         println!("{name:<28} {ms:>10.2} ms");

@@ -3,8 +3,8 @@
 use hypic_kernels::check::equal;
 use hypic_kernels::op::{Experts, OpError};
 
+use super::CudaDevice;
 use super::memory::Tensor;
-use super::{CudaDevice, product_of};
 use crate::memory::Float;
 use crate::{
     Buffer, ExpertWeights, ExpertsForm, ProductSize, Sent, choose_experts, experts_form, product, route,
@@ -31,17 +31,24 @@ pub(super) fn experts<E: Float>(
         let mut inner: Buffer<E> = device.output(assigned * width)?;
         let mut said: Buffer<E> = device.output(assigned * hidden)?;
         let is_exact = E::NAME == f32::NAME;
+        // Codes are widened for all experts, gates and ups before downs: each scratch goes before the next is taken.
         match experts_form(assigned, count, gpu.capability().filter(|_| !is_exact)) {
             ExpertsForm::Hopper => {
-                routes.gate_hopper(gpu, &x.values, gate_up, &mut inner, [width, hidden])?;
+                let gate_up = gate_up.widened(gpu)?;
+                routes.gate_hopper(gpu, &x.values, &gate_up, &mut inner, [width, hidden])?;
+                drop(gate_up);
                 let sent = (&inner, Sent::Assigned);
-                routes.multiply_hopper(gpu, sent, down, &mut said, [hidden, width])?;
+                let down = down.widened(gpu)?;
+                routes.multiply_hopper(gpu, sent, &down, &mut said, [hidden, width])?;
             }
             ExpertsForm::Portable => {
                 let mut both: Buffer<E> = device.output(assigned * 2 * width)?;
-                routes.multiply(gpu, (&x.values, Sent::Rows), gate_up, &mut both, [2 * width, hidden])?;
+                let gate_up = gate_up.widened(gpu)?;
+                routes.multiply(gpu, (&x.values, Sent::Rows), &gate_up, &mut both, [2 * width, hidden])?;
+                drop(gate_up);
                 swiglu(gpu, &both, width, &mut inner)?;
-                routes.multiply(gpu, (&inner, Sent::Assigned), down, &mut said, [hidden, width])?;
+                let down = down.widened(gpu)?;
+                routes.multiply(gpu, (&inner, Sent::Assigned), &down, &mut said, [hidden, width])?;
             }
         }
         routes.combine(gpu, &said, out, hidden)
@@ -55,10 +62,11 @@ pub(super) fn weights_of<'a, E: Float>(
     experts: &Experts<'a, CudaDevice<E>>,
 ) -> Result<(&'a Buffer<E>, ExpertWeights<'a, E>), OpError> {
     let (count, width, hidden) = (experts.shape.experts, experts.shape.intermediate, x.width);
-    let (router, scores) = product_of(op, x, experts.router)?;
-    let (gate_up, [rows_in, columns_in]) = experts.gate_up.matrix(op)?;
-    let (down, [rows_out, columns_out]) = experts.down.matrix(op)?;
-    equal(op, "experts of the router", count, scores.outer)?;
+    let (router, [scores, scored]) = experts.router.matrix(op)?;
+    let (gate_up, [rows_in, columns_in]) = experts.gate_up.product(op)?;
+    let (down, [rows_out, columns_out]) = experts.down.product(op)?;
+    equal(op, "experts of the router", count, scores)?;
+    equal(op, "columns of the router", hidden, scored)?;
     equal(op, "rows of gate and up", count * 2 * width, rows_in)?;
     equal(op, "columns of gate and up", hidden, columns_in)?;
     equal(op, "rows of down", count * hidden, rows_out)?;

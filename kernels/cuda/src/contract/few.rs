@@ -8,6 +8,7 @@ use super::experts::weights_of;
 use super::memory::{Tensor, Weight};
 use super::{CudaDevice, failed, offset_of, product_of, same_shape};
 use crate::choice::{adds_in_place, chooses_in_place, is_few_experts, is_few_product, norms_in_place};
+use crate::codes::Matrix;
 use crate::memory::Float;
 use crate::{
     Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormOfSums, ProductSize,
@@ -18,19 +19,19 @@ use crate::{
 pub(super) fn product<E: Float, O: Float>(
     device: &Device,
     x: &Buffer<E>,
-    weight: &Buffer<E>,
+    weight: Matrix<'_, E>,
     y: &mut Buffer<O>,
     size: ProductSize,
 ) -> crate::Result<()> {
-    if is_few::<E>(size) {
+    if is_few(weight, size) {
         let part = FewPart { weight, outer: size.outer, y };
         return product_few(device, x, [size.rows, size.inner], vec![part]);
     }
-    crate::product(device, x, weight, y, size)
+    crate::product(device, x, &*weight.widened(device)?, y, size)
 }
 
-fn is_few<E: Float>(size: ProductSize) -> bool {
-    E::NAME == bf16::NAME && is_few_product(size.rows, size.inner, size.outer)
+fn is_few<E: Float>(weight: Matrix<'_, E>, ProductSize { rows, inner, outer }: ProductSize) -> bool {
+    E::NAME == bf16::NAME && is_few_product(rows, inner, outer, weight.is_coded())
 }
 
 pub(super) fn linears<E: Float, const N: usize>(
@@ -48,10 +49,10 @@ pub(super) fn linears<E: Float, const N: usize>(
         }
         let mut few = Vec::with_capacity(N);
         for ((weight, size), y) in found.iter().zip(&mut out) {
-            if is_few::<E>(*size) {
-                few.push(FewPart { weight, outer: size.outer, y: &mut y.values });
+            if is_few(*weight, *size) {
+                few.push(FewPart { weight: *weight, outer: size.outer, y: &mut y.values });
             } else {
-                crate::product(gpu, &x.values, weight, &mut y.values, *size)?;
+                product(gpu, &x.values, *weight, &mut y.values, *size)?;
             }
         }
         let mut few = few.into_iter();
@@ -187,8 +188,8 @@ impl<'a, E: Float> Mixture<'a, E> {
     ) -> crate::Result<Scored> {
         let (outer, weight) = (self.shape.experts, self.router);
         let (mut logits, mut gates) = (device.output(self.rows * outer)?, device.output(self.rows)?);
-        let mut parts = vec![FewPart { weight, outer, y: &mut logits }];
-        parts.extend(self.apart.map(|(_, weight)| FewPart { weight, outer: 1, y: &mut gates }));
+        let mut parts = vec![FewPart { weight: weight.into(), outer, y: &mut logits }];
+        parts.extend(self.apart.map(|(_, gate)| FewPart { weight: gate.into(), outer: 1, y: &mut gates }));
         write(parts)?;
         Ok(Scored { logits, gates })
     }
@@ -232,8 +233,8 @@ fn shared_of<'a, E: Float>(
     hidden: usize,
     shared: &SharedExpert<'a, CudaDevice<E>>,
 ) -> Result<(ExpertWeights<'a, E>, &'a Buffer<E>), OpError> {
-    let (gate_up, [both, columns]) = shared.gate_up.matrix(op)?;
-    let (down, [outer, width]) = shared.down.matrix(op)?;
+    let (gate_up, [both, columns]) = shared.gate_up.product(op)?;
+    let (down, [outer, width]) = shared.down.product(op)?;
     let (gate, [one, gated]) = shared.gate.matrix(op)?;
     equal(op, "columns of the shared gate and up", hidden, columns)?;
     equal(op, "rows of the shared gate and up", 2 * width, both)?;

@@ -9,6 +9,7 @@ use hypic_domain::tuple::Dtype;
 use hypic_kernels::op::{HostTensor, OpError};
 
 use super::failed;
+use crate::codes::{CodedMatrix, Matrix};
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Result};
 
@@ -35,14 +36,16 @@ impl<E: Float> Drop for Weight<E> {
         match &self.values {
             Values::Compute(values) => values.device().note_gone(),
             Values::Exact(values) => values.device().note_gone(),
+            Values::Coded(matrix) => matrix.device().note_gone(),
         }
     }
 }
 
-/// In the format of the products, or in fp32.
+/// In the format of the products, in fp32, or as codes.
 pub(super) enum Values<E: Float> {
     Compute(Buffer<E>),
     Exact(Buffer<f32>),
+    Coded(CodedMatrix),
 }
 
 impl<E: Float> Weight<E> {
@@ -77,16 +80,33 @@ impl<E: Float> Weight<E> {
         Self { values: Values::Compute(values), shape: shape.to_vec() }
     }
 
+    /// A matrix `[out, in]` of codes.
+    pub(super) fn coded(matrix: CodedMatrix, shape: [usize; 2]) -> Self {
+        Self { values: Values::Coded(matrix), shape: shape.to_vec() }
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         let count: usize = self.shape.iter().product();
-        let size = match self.values {
-            Values::Compute(_) => size_of::<E>(),
-            Values::Exact(_) => size_of::<f32>(),
+        let bytes = match &self.values {
+            Values::Compute(_) => count * size_of::<E>(),
+            Values::Exact(_) => count * size_of::<f32>(),
+            Values::Coded(matrix) => matrix.bytes(),
         };
-        (count * size) as u64
+        bytes as u64
     }
 
     /// A matrix of products, and its `[out, in]`.
+    pub(super) fn product(
+        &self,
+        op: &'static str,
+    ) -> std::result::Result<(Matrix<'_, E>, [usize; 2]), OpError> {
+        match (&self.values, &self.shape[..]) {
+            (Values::Coded(matrix), &[rows, columns]) => Ok((matrix.into(), [rows, columns])),
+            _ => self.matrix(op).map(|(values, shape)| (values.into(), shape)),
+        }
+    }
+
+    /// A matrix whose values are there, and its `[out, in]`.
     pub(super) fn matrix(&self, op: &'static str) -> std::result::Result<(&Buffer<E>, [usize; 2]), OpError> {
         match (&self.values, &self.shape[..]) {
             (Values::Compute(values), &[rows, columns]) => Ok((values, [rows, columns])),

@@ -8,6 +8,7 @@ use hypic_cuda::{
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 
+use crate::codes::{BLOCKS, Placed, Weight};
 use crate::run::{assert_close, bits, on_devices};
 use crate::truth::{fresh, normal};
 
@@ -48,7 +49,8 @@ fn products_of_few_rows_equal_f64_whatever_the_other_rows_are() {
                 .map(|outer| Buffer::from_slice(device, &vec![f32::NAN; rows * outer]).unwrap())
                 .collect();
             let parts = weights.iter().zip(&outers).zip(&mut out);
-            let parts = parts.map(|((weight, &outer), y)| FewPart { weight, outer, y }).collect();
+            let parts =
+                parts.map(|((weight, &outer), y)| FewPart { weight: weight.into(), outer, y }).collect();
             product_few(device, &x, [rows, inner], parts).unwrap();
             out.iter().map(|y| y.read().unwrap()).collect()
         };
@@ -93,34 +95,45 @@ struct Mixture {
     width: usize,
     /// Width of the shared expert; 0 is none.
     apart: usize,
-    matrices: [Vec<bf16>; 4],
+    matrices: [Weight; 4],
 }
 
+/// Which experts are codes: those that are chosen from, and the shared one.
+type IsCoded = [bool; 2];
+
 impl Mixture {
-    fn random(hidden: usize, experts: usize, width: usize, apart: usize) -> Self {
-        let sizes =
-            [experts * 2 * width * hidden, experts * hidden * width, 2 * apart * hidden, hidden * apart];
-        Self { hidden, experts, width, apart, matrices: sizes.map(|size| random(size, 0.1)) }
+    fn random([hidden, width, apart]: [usize; 3], experts: usize, [routed, shared]: IsCoded) -> Self {
+        let weight = |shape: [usize; 3], is_coded: bool| match is_coded {
+            true => Weight::coded(shape, BLOCKS, 0.1),
+            false => Weight::wide(shape.iter().product(), 0.1),
+        };
+        let matrices = [
+            weight([experts, 2 * width, hidden], routed),
+            weight([experts, hidden, width], routed),
+            weight([1, 2 * apart, hidden], shared),
+            weight([1, hidden, apart], shared),
+        ];
+        Self { hidden, experts, width, apart, matrices }
     }
 
     /// What is added to `x` `[rows, hidden]` itself.
     fn run(&self, device: &Device, x: &[bf16], chosen: &[u32], weights: &[f32], gates: &[f32]) -> Vec<f32> {
         let place = |values: &[bf16]| Buffer::from_slice(device, values).unwrap();
-        let [gate_up, down, shared_gate_up, shared_down] =
-            self.matrices.each_ref().map(|values| place(values));
+        let matrices = self.matrices.each_ref().map(|weight| weight.place(device));
+        let [gate_up, down, shared_gate_up, shared_down] = matrices.each_ref().map(Placed::matrix);
         let chosen = Experts {
             chosen: Buffer::from_slice(device, chosen).unwrap(),
             weights: Buffer::from_slice(device, weights).unwrap(),
         };
         let gates = Buffer::from_slice(device, gates).unwrap();
-        let shared = ExpertWeights { width: self.apart, gate_up: &shared_gate_up, down: &shared_down };
+        let shared = ExpertWeights { width: self.apart, gate_up: shared_gate_up, down: shared_down };
         let mut out = place(x);
         let run = ExpertsFew {
             x: &place(x),
             hidden: self.hidden,
             experts: self.experts,
             choice: Choice::Made(&chosen),
-            routed: ExpertWeights { width: self.width, gate_up: &gate_up, down: &down },
+            routed: ExpertWeights { width: self.width, gate_up, down },
             shared: (self.apart > 0).then_some((shared, &gates)),
             out: &mut out,
             norm: None,
@@ -129,8 +142,8 @@ impl Mixture {
         narrow(&out.read().unwrap())
     }
 
-    fn one(&self, x: &[f64], [gate_up, down]: [&[bf16]; 2]) -> Vec<f64> {
-        let both = times(x, &wide(gate_up));
+    fn one(&self, x: &[f64], [gate_up, down]: [&[f64]; 2]) -> Vec<f64> {
+        let both = times(x, gate_up);
         let (gate, up) = both.split_at(both.len() / 2);
         // What lies between the products is bf16.
         let inner: Vec<f64> = gate
@@ -138,11 +151,12 @@ impl Mixture {
             .zip(up)
             .map(|(gate, up)| f64::from(bf16::from_f64(gate / (1.0 + (-gate).exp()) * up).to_f32()))
             .collect();
-        times(&inner, &wide(down))
+        times(&inner, down)
     }
 
     fn expected(&self, x: &[bf16], chosen: &[u32], weights: &[f32], gates: &[f32]) -> Vec<f64> {
         let (hidden, top) = (self.hidden, chosen.len() / gates.len());
+        let matrices = self.matrices.each_ref().map(Weight::values);
         let row = |row: usize| {
             let mut sum = wide(&x[row * hidden..(row + 1) * hidden]);
             let x = sum.clone();
@@ -151,15 +165,15 @@ impl Mixture {
             };
             for place in row * top..(row + 1) * top {
                 let (expert, size) = (chosen[place] as usize, self.width * hidden);
-                let gate_up = &self.matrices[0][expert * 2 * size..][..2 * size];
+                let gate_up = &matrices[0][expert * 2 * size..][..2 * size];
                 add(
                     f64::from(weights[place]),
-                    self.one(&x, [gate_up, &self.matrices[1][expert * size..][..size]]),
+                    self.one(&x, [gate_up, &matrices[1][expert * size..][..size]]),
                 );
             }
             if self.apart > 0 {
                 let share = 1.0 / (1.0 + f64::from(-gates[row]).exp());
-                add(share, self.one(&x, [&self.matrices[2], &self.matrices[3]]));
+                add(share, self.one(&x, [&matrices[2], &matrices[3]]));
             }
             sum
         };
@@ -171,11 +185,18 @@ impl Mixture {
 fn experts_of_few_rows_equal_f64_whatever_the_other_rows_are() {
     let mut rng = fresh();
     // Fewer assignments than experts, and more; one expert that everybody chose; an expert alone.
-    for (rows, top, experts, sizes) in
-        [(1, 4, 9, [96, 32, 64]), (3, 2, 7, [64, 544, 0]), (20, 3, 5, [544, 64, 32]), (40, 1, 1, [32, 32, 0])]
-    {
-        let [hidden, width, apart] = sizes;
-        let mixture = Mixture::random(hidden, experts, width, apart);
+    for (rows, top, experts, sizes, is_coded) in [
+        (1, 4, 9, [96, 32, 64], [false; 2]),
+        (3, 2, 7, [64, 544, 0], [false; 2]),
+        (20, 3, 5, [544, 64, 32], [false; 2]),
+        (40, 1, 1, [32, 32, 0], [false; 2]),
+        (1, 4, 9, [128, 64, 192], [true, true]),
+        (3, 2, 7, [64, 576, 32], [true, false]),
+        (20, 3, 5, [576, 64, 64], [true, true]),
+        (9, 1, 1, [64, 32, 64], [false, true]),
+    ] {
+        let hidden = sizes[0];
+        let mixture = Mixture::random(sizes, experts, is_coded);
         let x = random(rows * hidden, 1.0);
         let all: Vec<u32> = (0..experts as u32).collect();
         let mut chosen: Vec<u32> =

@@ -8,6 +8,7 @@ use hypic_cuda::{
 };
 use rand::RngExt;
 
+use crate::codes::{BLOCKS, Placed, Weight};
 use crate::run::{bits, on_devices};
 use crate::truth::{fresh, normal};
 
@@ -43,18 +44,27 @@ struct Mixture {
     x: Vec<bf16>,
     logits: Vec<f32>,
     gates: Vec<f32>,
-    matrices: [Vec<bf16>; 4],
+    matrices: [Weight; 4],
     weight: Vec<f32>,
 }
 
 impl Mixture {
-    fn random(counts: [usize; 3], sizes: [usize; 3]) -> Self {
+    /// `is_coded`: the experts that are chosen from, and the shared one.
+    fn random(counts: [usize; 3], sizes: [usize; 3], [routed, shared]: [bool; 2]) -> Self {
         let ([rows, _, experts], [hidden, width, apart]) = (counts, sizes);
-        let of = [experts * 2 * width * hidden, experts * hidden * width, 2 * apart * hidden, hidden * apart];
+        let weight = |shape: [usize; 3], is_coded: bool| match is_coded {
+            true => Weight::coded(shape, BLOCKS, 0.1),
+            false => Weight::wide(shape.iter().product(), 0.1),
+        };
         let mut rng = fresh();
         // Few different values, so that there are ties.
         let logits = (0..rows * experts).map(|_| rng.random_range(-20..20) as f32 / 4.0).collect();
-        let matrices = of.map(|size| random(size, 0.1));
+        let matrices = [
+            weight([experts, 2 * width, hidden], routed),
+            weight([experts, hidden, width], routed),
+            weight([1, 2 * apart, hidden], shared),
+            weight([1, hidden, apart], shared),
+        ];
         let (x, gates, weight) = (random(rows * hidden, 1.0), exact(rows), exact(hidden));
         Self { counts, sizes, x, logits, gates, matrices, weight }
     }
@@ -62,11 +72,11 @@ impl Mixture {
     /// What is added to the rows themselves, and the norm of the sums.
     fn run(&self, device: &Device, renormalise: bool, in_place: bool) -> [Vec<u32>; 2] {
         let ([rows, top, experts], [hidden, width, apart]) = (self.counts, self.sizes);
-        let [gate_up, down, shared_gate_up, shared_down] =
-            self.matrices.each_ref().map(|values| place(device, values));
+        let matrices = self.matrices.each_ref().map(|weight| weight.place(device));
+        let [gate_up, down, shared_gate_up, shared_down] = matrices.each_ref().map(Placed::matrix);
         let [logits, gates, weight] = [&self.logits, &self.gates, &self.weight]
             .map(|values| Buffer::from_slice(device, values).unwrap());
-        let shared = ExpertWeights { width: apart, gate_up: &shared_gate_up, down: &shared_down };
+        let shared = ExpertWeights { width: apart, gate_up: shared_gate_up, down: shared_down };
         let (mut out, mut y) = (place(device, &self.x), nan(device, rows * hidden));
         let made = choose_experts(device, &logits, experts, top, renormalise).unwrap();
         let (choice, norm) = if in_place {
@@ -80,7 +90,7 @@ impl Mixture {
             hidden,
             experts,
             choice,
-            routed: ExpertWeights { width, gate_up: &gate_up, down: &down },
+            routed: ExpertWeights { width, gate_up, down },
             shared: (apart > 0).then_some((shared, &gates)),
             out: &mut out,
             norm,
@@ -96,14 +106,18 @@ impl Mixture {
 #[test]
 fn experts_chosen_by_every_block_and_normed_sums_have_the_bits_of_the_launches_apart() {
     // Fewer assignments than experts, and more; narrow rows and wide ones; more experts than a lane keeps at best.
-    for (counts, sizes) in [
-        ([1, 8, 40], [96, 32, 64]),
-        ([2, 3, 300], [288, 32, 0]),
-        ([7, 2, 9], [64, 544, 32]),
-        ([8, 3, 5], [544, 32, 96]),
-        ([1, 1, 1], [2080, 32, 32]),
+    for (counts, sizes, is_coded) in [
+        ([1, 8, 40], [96, 32, 64], [false; 2]),
+        ([2, 3, 300], [288, 32, 0], [false; 2]),
+        ([7, 2, 9], [64, 544, 32], [false; 2]),
+        ([8, 3, 5], [544, 32, 96], [false; 2]),
+        ([1, 1, 1], [2080, 32, 32], [false; 2]),
+        ([1, 8, 40], [128, 64, 64], [true; 2]),
+        ([7, 2, 9], [64, 576, 32], [true, false]),
+        ([2, 3, 5], [192, 64, 0], [true, false]),
+        ([3, 2, 6], [64, 32, 64], [false, true]),
     ] {
-        let mixture = Mixture::random(counts, sizes);
+        let mixture = Mixture::random(counts, sizes, is_coded);
         for renormalise in [false, true] {
             on_devices(|device| {
                 let [apart, fused] = [false, true].map(|fused| mixture.run(device, renormalise, fused));
@@ -118,16 +132,17 @@ fn experts_chosen_by_every_block_and_normed_sums_have_the_bits_of_the_launches_a
 #[test]
 fn a_step_of_more_rows_does_not_choose_in_every_block() {
     on_devices(|device| {
-        let mixture = Mixture::random([9, 2, 4], [32, 32, 0]);
+        let mixture = Mixture::random([9, 2, 4], [32, 32, 0], [false; 2]);
         let logits = Buffer::from_slice(device, &mixture.logits).unwrap();
-        let [gate_up, down] = [0, 1].map(|i| place(device, &mixture.matrices[i]));
+        let matrices = mixture.matrices.each_ref().map(|weight| weight.place(device));
+        let [gate_up, down, ..] = matrices.each_ref().map(Placed::matrix);
         let mut out = nan(device, 9 * 32);
         let run = ExpertsFew {
             x: &place(device, &mixture.x),
             hidden: 32,
             experts: 4,
             choice: Choice::By(Scores { logits: &logits, top: 2, renormalise: true }),
-            routed: ExpertWeights { width: 32, gate_up: &gate_up, down: &down },
+            routed: ExpertWeights { width: 32, gate_up, down },
             shared: None,
             out: &mut out,
             norm: None,
@@ -156,7 +171,8 @@ fn sums_and_norms_that_every_block_makes_have_the_bits_of_the_launches_apart() {
                     .map(|outer| Buffer::from_slice(device, &vec![f32::NAN; rows * outer]).unwrap())
                     .collect();
                 let parts = weights.iter().zip(&outers).zip(&mut y);
-                let parts = parts.map(|((weight, &outer), y)| FewPart { weight, outer, y }).collect();
+                let parts =
+                    parts.map(|((weight, &outer), y)| FewPart { weight: weight.into(), outer, y }).collect();
                 if fused {
                     let out = [&mut sums, &mut normed];
                     let sum = SumAndNorm { terms: [&x, &r], weight: &norm, offset: 1.0, eps: EPS, out };

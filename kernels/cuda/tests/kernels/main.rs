@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod attention;
+mod codes;
 mod compose_seam;
 mod conv_warm;
 mod draw;

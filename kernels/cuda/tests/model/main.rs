@@ -11,12 +11,14 @@ use half::bf16;
 use hypic_cuda::{CudaDevice, Device};
 use hypic_domain::id::ModelId;
 use hypic_domain::tuple::Dtype;
+use hypic_kernels::coded::Blocks;
 use hypic_kernels::cpu::CpuDevice;
 use hypic_kernels::op;
 use hypic_kernels::tolerance::{Compared, bound, error};
 use hypic_models::{Loaded, load};
 use serde_json::Value;
 
+mod coded;
 mod parallel;
 #[path = "../../../models/tests/parallel/session.rs"]
 mod session;
@@ -142,12 +144,18 @@ fn greedy_answers_are_the_same_in_bf16() {
 
 #[test]
 fn steps_run_again_have_the_same_bits_in_fp32() {
-    steps::steps_run_again_have_the_same_bits(&CudaDevice::<f32>::poisoned(device(), 0));
+    steps::steps_run_again_have_the_same_bits(&CudaDevice::<f32>::poisoned(device(), 0), None);
 }
 
 #[test]
 fn steps_run_again_have_the_same_bits_in_bf16() {
-    steps::steps_run_again_have_the_same_bits(&CudaDevice::<bf16>::poisoned(device(), 0));
+    steps::steps_run_again_have_the_same_bits(&CudaDevice::<bf16>::poisoned(device(), 0), None);
+}
+
+#[test]
+fn steps_run_again_have_the_same_bits_on_codes() {
+    let blocks = Some(Blocks { rows: 128, columns: 128 });
+    steps::steps_run_again_have_the_same_bits(&CudaDevice::<bf16>::poisoned(device(), 0), blocks);
 }
 
 #[test]

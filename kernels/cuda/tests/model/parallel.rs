@@ -3,6 +3,7 @@
 use half::bf16;
 use hypic_cuda::{CudaDevice, Float};
 use hypic_domain::tuple::Dtype;
+use hypic_kernels::coded::Blocks;
 use hypic_kernels::parallel::TensorParallel;
 use hypic_models::Loaded;
 use hypic_models::config::Naming;
@@ -55,12 +56,15 @@ fn spec(experts: Option<(usize, usize)>) -> RandomSpec {
 }
 
 fn ranks_equal_one<E: Float>(experts: Option<(usize, usize)>, dtype: Dtype) {
-    let spec = spec(experts);
+    specs_equal_one::<E>(&spec(experts), dtype);
+}
+
+fn specs_equal_one<E: Float>(spec: &RandomSpec, dtype: Dtype) {
     let tokens = if cfg!(feature = "gpu-tests") { 301 } else { 75 };
     let ids: Vec<u32> = (0..tokens).map(|place| (place * 7919 % spec.vocab) as u32).collect();
     let one =
-        On::new(CudaDevice::<E>::poisoned(device(), 2048), |device| random::load(device, &spec).unwrap());
-    let several = On::new(ranks::<E>(), |device| random::load(device, &spec).unwrap());
+        On::new(CudaDevice::<E>::poisoned(device(), 2048), |device| random::load(device, spec).unwrap());
+    let several = On::new(ranks::<E>(), |device| random::load(device, spec).unwrap());
     equal_one(&one, &several, &ids, dtype);
 }
 
@@ -74,6 +78,12 @@ fn two_ranks_equal_one_device_in_fp32() {
 fn two_ranks_equal_one_device_in_bf16() {
     ranks_equal_one::<bf16>(None, Dtype::Bf16);
     ranks_equal_one::<bf16>(Some((5, 2)), Dtype::Bf16);
+}
+
+#[test]
+fn two_ranks_equal_one_device_on_codes() {
+    let blocks = Some(Blocks { rows: 128, columns: 128 });
+    specs_equal_one::<bf16>(&RandomSpec { blocks, ..spec(Some((5, 2))) }, Dtype::Bf16);
 }
 
 fn answers_equal<E: Float>() {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use hypic_domain::logits::Need;
+use hypic_kernels::coded::Blocks;
 use hypic_kernels::op::{Device, HostLayer};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Rule, Run, RunOp};
 use hypic_models::Loaded;
@@ -18,7 +19,7 @@ const PAGE: usize = 16;
 const PAGES_EACH: usize = 24;
 const MOST: usize = 12;
 
-fn shape() -> RandomSpec {
+fn shape(blocks: Option<Blocks>) -> RandomSpec {
     RandomSpec {
         naming: Naming::Qwen35,
         hidden: 128,
@@ -27,6 +28,7 @@ fn shape() -> RandomSpec {
         linear_width: 64,
         full_width: 64,
         half_precision: true,
+        blocks,
         ..RandomSpec::default()
     }
 }
@@ -124,7 +126,7 @@ fn build<D: Device>(device: &D, loaded: &Loaded<D>, tokens: usize, salt: usize) 
 /// A sequence that goes on where another one's steps were recorded, with the same bodies on other pages: nobody has read
 /// those yet when its first step runs.
 pub(crate) fn bodies_that_come_anew_are_settled<D: Device>(device: &D) {
-    let loaded = random::load(device, &shape()).unwrap();
+    let loaded = random::load(device, &shape(None)).unwrap();
     let tuples =
         [build(device, &loaded, 40, 1), build(device, &loaded, 29, 2), build(device, &loaded, 51, 3)];
     let (mut whole, mut apart) = (Fleet::new(device, &loaded, true), Fleet::new(device, &loaded, false));
@@ -156,8 +158,8 @@ pub(crate) fn bodies_that_come_anew_are_settled<D: Device>(device: &D) {
     assert!(whole.states() == apart.states(), "states differ");
 }
 
-pub(crate) fn steps_run_again_have_the_same_bits<D: Device>(device: &D) {
-    let loaded = random::load(device, &shape()).unwrap();
+pub(crate) fn steps_run_again_have_the_same_bits<D: Device>(device: &D, blocks: Option<Blocks>) {
+    let loaded = random::load(device, &shape(blocks)).unwrap();
     let (mut whole, mut apart) = (Fleet::new(device, &loaded, true), Fleet::new(device, &loaded, false));
     let token = |number: usize, at: usize| ((number * 7919 + at * 104_729) % 256) as u32;
     let mut same = |tokens: &[(usize, &[u32])]| {

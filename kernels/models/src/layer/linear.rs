@@ -6,7 +6,7 @@ use hypic_kernels::plan::Plan;
 
 use crate::config::{Config, Naming};
 use crate::error::LoadError;
-use crate::load::Weights;
+use crate::weights::Weights;
 
 pub(crate) struct LinearLayer<D: Device> {
     shape: LinearShape,

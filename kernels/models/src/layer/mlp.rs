@@ -4,8 +4,8 @@ use hypic_kernels::op::{Device, ExpertShape, Experts, Norm, OpError, SharedExper
 
 use crate::config::FeedForward;
 use crate::error::LoadError;
-use crate::load::Weights;
 use crate::stored::Stored;
+use crate::weights::Weights;
 
 pub(crate) enum Mlp<D: Device> {
     Dense(Dense<D>),
@@ -130,12 +130,12 @@ impl<D: Device> Mixture<D> {
             0 => None,
             shared => Some((
                 Dense::load(weights, &format!("{name}.shared_expert"), hidden, shared)?,
-                weights.weight(&format!("{name}.shared_expert_gate.weight"), &[1, hidden], Split::Whole)?,
+                weights.wide(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
             )),
         };
         Ok(Self {
             shape,
-            router: weights.weight(&format!("{name}.gate.weight"), &[experts, hidden], Split::Whole)?,
+            router: weights.wide(&format!("{name}.gate.weight"), &[experts, hidden])?,
             gate_up,
             down,
             shared,

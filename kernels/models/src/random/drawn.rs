@@ -3,10 +3,10 @@
 use hypic_domain::tuple::Dtype;
 use hypic_kernels::random::RandomMatrix;
 
-use super::{Draw, RandomSpec};
+use super::{Draw, RandomSpec, is_coded};
 use crate::error::LoadError;
-use crate::load::Tensors;
-use crate::stored::Stored;
+use crate::stored::{Stored, Values};
+use crate::tensors::Tensors;
 
 /// Draws vectors on the host; of a matrix it says what to draw.
 pub(super) struct Drawn {
@@ -16,8 +16,7 @@ pub(super) struct Drawn {
 
 impl Drawn {
     pub(super) fn new(spec: &RandomSpec) -> Self {
-        let draw = Draw { random: spec.seed, tensors: Vec::new(), half_precision: false };
-        Self { draw, half_lives: spec.half_lives }
+        Self { draw: Draw::new(spec), half_lives: spec.half_lives }
     }
 
     /// Vectors and taps, which stay exact.
@@ -48,7 +47,8 @@ impl Tensors for Drawn {
             None => self.vector(name, shape.iter().product()).into_iter().map(|value| value as f32).collect(),
         };
         let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
-        Ok(Stored { name: name.to_owned(), shape: shape.to_vec(), dtype: Dtype::F32, bytes })
+        let values = Values::Plain { dtype: Dtype::F32, bytes };
+        Ok(Stored { name: name.to_owned(), shape: shape.to_vec(), values })
     }
 
     /// Variance `1 / in`, so that activations keep their size; gates of linear layers a quarter of it.
@@ -61,6 +61,10 @@ impl Tensors for Drawn {
         let scale = if is_gate { 0.5 } else { 1.0 } / (width as f32).sqrt();
         let outer = shape.iter().product::<usize>() / width.max(1);
         Some(RandomMatrix { seed: self.draw.next(), shape: [outer, width], scale, stride: width })
+    }
+
+    fn is_coded(&self, name: &str) -> bool {
+        self.draw.blocks.is_some() && is_coded(name)
     }
 
     fn digest(&self) -> [u8; 32] {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use hypic_domain::id::ModelId;
 use hypic_domain::tuple::Dtype;
+use hypic_kernels::coded::Blocks;
 use hypic_kernels::cpu::CpuDevice;
 use hypic_kernels::parallel::TensorParallel;
 use hypic_models::config::Naming;
@@ -60,6 +61,17 @@ fn two_ranks_equal_one_device_on_mixtures() {
     for naming in [Naming::Qwen3Next, Naming::Qwen35] {
         let spec = RandomSpec { seed: 6, naming, experts: Some((5, 2)), tied: true, ..RandomSpec::default() };
         ranks_equal_one(&spec, 2);
+    }
+}
+
+#[test]
+fn two_ranks_equal_one_device_on_codes() {
+    // Blocks that ranks cut in whole, and blocks that they tear.
+    for blocks in [Blocks { rows: 16, columns: 32 }, Blocks { rows: 128, columns: 128 }] {
+        for (naming, experts) in [(Naming::Qwen3Next, None), (Naming::Qwen35, Some((5, 2)))] {
+            let blocks = Some(blocks);
+            ranks_equal_one(&RandomSpec { seed: 7, naming, experts, blocks, ..RandomSpec::default() }, 2);
+        }
     }
 }
 
