@@ -19,6 +19,7 @@ mod scores;
 mod step;
 mod step_tables;
 mod tuple;
+mod weight;
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,13 +37,13 @@ use hypic_kernels::op::{
 use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
 
-use crate::codes::{CodedMatrix, Matrix};
 use crate::device::Mark;
 use crate::memory::{Float, Fresh};
-use crate::{Buffer, Device, Error, Pinned, ProductSize};
-use memory::{Pages, SlotState, States, Tensor, Values, Weight};
+use crate::{Buffer, Device, Error, Pinned};
+use memory::{Pages, SlotState, States, Tensor};
 use record::Recording;
 use tuple::{BuiltLayer, LayerParts};
+use weight::{Values, Weight};
 
 /// A CUDA device (or its fibers) as models and engine see it.
 pub struct CudaDevice<E: Float = bf16> {
@@ -162,24 +163,11 @@ impl<E: Float> op::Device for CudaDevice<E> {
     }
 
     fn random(&self, blocks: &[RandomMatrix], _: &Split) -> Result<Weight<E>, OpError> {
-        let shape = RandomMatrix::stacked(blocks);
-        let make = || {
-            let mut values = self.output(shape[0] * shape[1])?;
-            crate::random_values(&self.device, blocks, &mut values)?;
-            Ok(Weight::matrix_of(values, shape))
-        };
-        make().map_err(failed("random"))
+        weight::random(self, blocks)
     }
 
     fn coded(&self, name: &str, matrix: &Coded, split: &Split) -> Result<Weight<E>, OpError> {
-        let kept = match self.keeps_codes() {
-            true => CodedMatrix::new(&self.device, matrix).map_err(failed("coded"))?,
-            false => None,
-        };
-        match kept {
-            Some(kept) => Ok(Weight::coded(kept, matrix.shape())),
-            None => op::widened(self, name, matrix, split),
-        }
+        weight::coded(self, name, matrix, split)
     }
 
     fn keeps_codes(&self) -> bool {
@@ -188,15 +176,7 @@ impl<E: Float> op::Device for CudaDevice<E> {
     }
 
     fn random_coded(&self, blocks: &[RandomMatrix], split: &Split) -> Result<Weight<E>, OpError> {
-        let factor = RandomMatrix::factor_of(blocks)?;
-        let kept = match self.keeps_codes() {
-            true => CodedMatrix::random(&self.device, blocks, factor).map_err(failed("random_coded"))?,
-            false => None,
-        };
-        match kept {
-            Some(kept) => Ok(Weight::coded(kept, RandomMatrix::stacked(blocks))),
-            None => op::widened(self, "random", &RandomMatrix::coded(blocks)?, split),
-        }
+        weight::random_coded(self, blocks, split)
     }
 
     fn exact(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {
@@ -498,18 +478,6 @@ fn offset_of(style: NormWeight) -> f32 {
         NormWeight::ZeroCentred => 1.0,
         NormWeight::Plain => 0.0,
     }
-}
-
-fn product_of<'a, E: Float>(
-    op: &'static str,
-    x: &Tensor<E>,
-    weight: &'a Weight<E>,
-) -> Result<(Matrix<'a, E>, ProductSize), OpError> {
-    let (values, [outer, inner]) = weight.product(op)?;
-    if x.width != inner {
-        return Err(OpError::shape(op, format!("rows of {inner}"), x.width));
-    }
-    Ok((values, ProductSize { rows: x.rows(), inner, outer }))
 }
 
 fn same_shape<E: Float>(op: &'static str, x: &Tensor<E>, y: &Tensor<E>) -> Result<(), OpError> {

@@ -5,8 +5,9 @@ use hypic_kernels::check::equal;
 use hypic_kernels::op::{self, ExpertShape, Experts, Norm, OpError, SharedExpert};
 
 use super::experts::weights_of;
-use super::memory::{Tensor, Weight};
-use super::{CudaDevice, failed, offset_of, product_of, same_shape};
+use super::memory::Tensor;
+use super::weight::{Weight, product_of};
+use super::{CudaDevice, failed, offset_of, same_shape};
 use crate::choice::{adds_in_place, chooses_in_place, is_few_experts, is_few_product, norms_in_place};
 use crate::codes::Matrix;
 use crate::memory::Float;

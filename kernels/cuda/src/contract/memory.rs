@@ -1,15 +1,11 @@
-//! What the device holds: rows, weights, slots, pages.
+//! What the device holds: rows, slots, pages.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use half::{bf16, f16};
 use hypic_domain::family::Family;
 use hypic_domain::model::{LayerSpec, LinearShape, ModelSpec};
-use hypic_domain::tuple::Dtype;
-use hypic_kernels::op::{HostTensor, OpError};
+use hypic_kernels::op::OpError;
 
-use super::failed;
-use crate::codes::{CodedMatrix, Matrix};
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Result};
 
@@ -22,116 +18,6 @@ pub struct Tensor<E: Float> {
 impl<E: Float> Tensor<E> {
     pub(super) fn rows(&self) -> usize {
         self.values.len().checked_div(self.width).unwrap_or(0)
-    }
-}
-
-/// A matrix `[out, in]` or a vector.
-pub struct Weight<E: Float> {
-    values: Values<E>,
-    shape: Vec<usize>,
-}
-
-impl<E: Float> Drop for Weight<E> {
-    fn drop(&mut self) {
-        match &self.values {
-            Values::Compute(values) => values.device().note_gone(),
-            Values::Exact(values) => values.device().note_gone(),
-            Values::Coded(matrix) => matrix.device().note_gone(),
-        }
-    }
-}
-
-/// In the format of the products, in fp32, or as codes.
-pub(super) enum Values<E: Float> {
-    Compute(Buffer<E>),
-    Exact(Buffer<f32>),
-    Coded(CodedMatrix),
-}
-
-impl<E: Float> Weight<E> {
-    /// Decodes the stored values to the format that `place` takes.
-    pub(super) fn from_host<T: Float>(
-        host: &HostTensor<'_>,
-        place: impl FnOnce(&[T]) -> Result<Values<E>>,
-    ) -> std::result::Result<Self, OpError> {
-        let size = host.shape.iter().product::<usize>() * host.dtype.size();
-        if host.bytes.len() != size {
-            let expected = format!("{size} bytes for \"{}\"", host.name);
-            return Err(OpError::shape("weight", expected, host.bytes.len()));
-        }
-        let halves = host.bytes.as_chunks::<2>().0;
-        let values: Vec<T> = match host.dtype {
-            dtype if dtype == T::DTYPE => T::from_le(host.bytes),
-            Dtype::F32 => {
-                host.bytes.as_chunks().0.iter().map(|&b| T::narrow(f32::from_le_bytes(b))).collect()
-            }
-            Dtype::F16 => halves.iter().map(|&b| T::narrow(f16::from_le_bytes(b).to_f32())).collect(),
-            Dtype::Bf16 => halves.iter().map(|&b| T::narrow(bf16::from_le_bytes(b).to_f32())).collect(),
-            Dtype::I8 => {
-                let what = format!("\"{}\" in {}", host.name, host.dtype.name());
-                return Err(OpError::Unsupported { op: "weight", what });
-            }
-        };
-        Ok(Self { values: place(&values).map_err(failed("weight"))?, shape: host.shape.clone() })
-    }
-
-    /// Values `[out, in]` that lie on the device.
-    pub(super) fn matrix_of(values: Buffer<E>, shape: [usize; 2]) -> Self {
-        Self { values: Values::Compute(values), shape: shape.to_vec() }
-    }
-
-    /// A matrix `[out, in]` of codes.
-    pub(super) fn coded(matrix: CodedMatrix, shape: [usize; 2]) -> Self {
-        Self { values: Values::Coded(matrix), shape: shape.to_vec() }
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        let count: usize = self.shape.iter().product();
-        let bytes = match &self.values {
-            Values::Compute(_) => count * size_of::<E>(),
-            Values::Exact(_) => count * size_of::<f32>(),
-            Values::Coded(matrix) => matrix.bytes(),
-        };
-        bytes as u64
-    }
-
-    /// A matrix of products, and its `[out, in]`.
-    pub(super) fn product(
-        &self,
-        op: &'static str,
-    ) -> std::result::Result<(Matrix<'_, E>, [usize; 2]), OpError> {
-        match (&self.values, &self.shape[..]) {
-            (Values::Coded(matrix), &[rows, columns]) => Ok((matrix.into(), [rows, columns])),
-            _ => self.matrix(op).map(|(values, shape)| (values.into(), shape)),
-        }
-    }
-
-    /// A matrix whose values are there, and its `[out, in]`.
-    pub(super) fn matrix(&self, op: &'static str) -> std::result::Result<(&Buffer<E>, [usize; 2]), OpError> {
-        match (&self.values, &self.shape[..]) {
-            (Values::Compute(values), &[rows, columns]) => Ok((values, [rows, columns])),
-            _ => Err(OpError::shape(op, "a matrix in the compute dtype", format!("{:?}", self.shape))),
-        }
-    }
-
-    /// A vector of `len` values, kept exact.
-    pub(super) fn vector(&self, op: &'static str, len: usize) -> std::result::Result<&Buffer<f32>, OpError> {
-        match (&self.values, &self.shape[..]) {
-            (Values::Exact(values), &[found]) if found == len => Ok(values),
-            _ => Err(OpError::shape(op, format!("{len} exact values"), format!("{:?}", self.shape))),
-        }
-    }
-
-    /// A matrix that was kept exact, and its rows of `width` values.
-    pub(super) fn table(
-        &self,
-        op: &'static str,
-        width: usize,
-    ) -> std::result::Result<(&Buffer<f32>, usize), OpError> {
-        match (&self.values, &self.shape[..]) {
-            (Values::Exact(values), &[rows, found]) if found == width => Ok((values, rows)),
-            _ => Err(OpError::shape(op, format!("exact rows of {width}"), format!("{:?}", self.shape))),
-        }
     }
 }
 

@@ -4,8 +4,9 @@ use hypic_domain::logits::{Logits, Need};
 use hypic_kernels::check::equal;
 use hypic_kernels::op::OpError;
 
-use super::memory::{Tensor, Weight};
-use super::{CudaDevice, failed, few, product_of};
+use super::memory::Tensor;
+use super::weight::{Weight, product_of};
+use super::{CudaDevice, failed, few};
 use crate::memory::Float;
 use crate::{Buffer, Device, Draw, TopLogits, draw_logits, top_logits};
 
