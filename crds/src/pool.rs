@@ -17,6 +17,7 @@ use crate::scaling::Scaling;
     validation = Rule::new("has(self.replicas) != has(self.scaling)").message("a pool needs exactly one of replicas and scaling"),
     validation = Rule::new("self.role == 'Scatter' || !has(self.scaling)").message("only Scatter pools have scaling: combine agents own slots of the index").field_path(".scaling"),
     validation = Rule::new("self.role == 'Scatter' || !has(self.replicas) || self.replicas >= 1").message("a Combine pool needs at least one replica").field_path(".replicas"),
+    validation = Rule::new("self.scatterGpusPerAgent == 0 || self.gpusPerAgent == 1").message("scatterGpusPerAgent needs a gpusPerAgent of 1: beside a CPU, or GPUs that share a model out, none can build").field_path(".scatterGpusPerAgent"),
 )]
 pub struct NodePool {
     /// Name of the pool: part of its pods' names.
@@ -42,6 +43,11 @@ pub struct NodePool {
     #[serde(default)]
     #[schemars(range(min = 0, max = 16))]
     pub gpus_per_agent: i32,
+    /// Further GPUs of each agent, which build cold segments for the one of `gpusPerAgent`: each has the whole model, and
+    /// as much memory as `engineMemory` says.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 15))]
+    pub scatter_gpus_per_agent: i32,
     /// Sequences that an agent runs at once.
     #[serde(default = "slots")]
     #[schemars(range(min = 1, max = 4096))]

@@ -14,7 +14,7 @@ use hypic_wire::tls::Security;
 use hypic_wire::topology_file::TopologyFile;
 use serde::de::DeserializeOwned;
 
-use crate::device::DeviceName;
+use crate::device_name::DeviceName;
 
 /// Serves one model on this machine's devices: composes, decodes, builds, keeps tuples.
 #[derive(Debug, Parser)]

@@ -7,7 +7,8 @@
 pub mod agent;
 pub mod args;
 pub mod builds;
-pub mod device;
+mod device;
+pub mod device_name;
 pub mod engine;
 pub mod generate;
 pub mod grpc;

@@ -4,7 +4,7 @@ use hypic_crds::HypicCluster;
 
 use crate::fault::Fault;
 use crate::observe::{Observed, Tenants};
-use crate::plan::agents::{GPU_ROOM, ROOM, memory};
+use crate::plan::agents::{memory, room};
 use crate::plan::pod::bytes;
 
 /// Every fault, worst first.
@@ -32,14 +32,14 @@ pub fn validate(cluster: &HypicCluster, observed: &Observed) -> Vec<Fault> {
         let limit = pool.resources.as_ref().and_then(|wanted| wanted.limits.get("memory"));
         let needed = memory(pool, &cluster.spec.cache_tiers);
         if let Some(limit) = limit.and_then(|limit| limit.bytes()).filter(|limit| *limit < needed) {
-            let (parts, room) = match pool.gpus_per_agent {
-                0 => ("engineMemory, the Device and Host tiers", ROOM),
-                _ => ("the Host tier", GPU_ROOM),
+            let parts = match pool.gpus_per_agent {
+                0 => "engineMemory, the Device and Host tiers",
+                _ => "the Host tier",
             };
             let message = format!(
                 "spec.nodePools[{number}].resources.limits.memory: {} is under {parts} and {} of room, together {}",
                 bytes(limit),
-                bytes(room),
+                bytes(room(pool)),
                 bytes(needed),
             );
             fault("MemoryLimitTooLow", true, message);

@@ -53,6 +53,21 @@ fn gpus_become_limits_tolerations_and_ranks() {
 }
 
 #[test]
+fn scatter_gpus_become_further_devices_with_room_to_load_the_model() {
+    let mut scene = Scene::sample();
+    let pool = &mut scene.cluster.spec.node_pools[0];
+    (pool.gpus_per_agent, pool.scatter_gpus_per_agent) = (1, 2);
+    pool.resources = None;
+    let plan = plan(&scene.inputs());
+    let container = &named(&plan, "StatefulSet", "demo-combine")["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], "3");
+    assert_eq!(container["resources"]["limits"]["memory"], "12544Mi");
+    let args = container["args"].as_array().unwrap();
+    assert!(args.contains(&json!("--device=cuda")));
+    assert!(args.contains(&json!("--scatter-device=cuda:1,cuda:2")));
+}
+
+#[test]
 fn volumes_come_from_claims_where_a_class_is_named() {
     let mut scene = Scene::sample();
     scene.cluster.spec.cache_tiers[2].storage_class_name = Some("fast".to_owned());

@@ -1,6 +1,10 @@
+use std::fs;
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use super::*;
+use crate::HypicModel;
 
 fn spec() -> Value {
     json!({
@@ -79,6 +83,13 @@ fn rules_name_what_is_wrong() {
         let told = refused(&with(path, value));
         assert!(told.contains(word), "{path}: {told}");
     }
+    for gpus in [0, 2] {
+        let mut cluster = with("/nodePools/0/scatterGpusPerAgent", json!(1));
+        cluster.spec.node_pools[0].gpus_per_agent = gpus;
+        assert!(refused(&cluster).contains("scatterGpusPerAgent needs a gpusPerAgent of 1"), "{gpus}");
+        cluster.spec.node_pools[0].gpus_per_agent = 1;
+        cluster.validate_cel().expect("one GPU computes");
+    }
     let scaled = json!({"name": "c", "modelRef": "tiny", "role": "Combine", "scaling": {"maxReplicas": 2}});
     assert!(refused(&with("/nodePools/0", scaled)).contains("only Scatter pools have scaling"));
 }
@@ -114,4 +125,46 @@ fn what_children_cannot_change_cannot_be_changed() {
     }
     with("/cacheTiers/2/capacity", json!("4096Mi")).validate_cel_update(&old).expect("the same size");
     with("/cacheTiers/0/capacity", json!("8Gi")).validate_cel_update(&old).expect("memory can change");
+}
+
+/// What an object has that its type does not know.
+fn unknown(written: &Value, read: &Value) -> Option<String> {
+    match (written, read) {
+        (Value::Object(written), Value::Object(read)) => written.iter().find_map(|(key, value)| {
+            let Some(read) = read.get(key) else { return Some(key.clone()) };
+            unknown(value, read)
+        }),
+        (Value::Array(written), Value::Array(read)) => {
+            written.iter().zip(read).find_map(|(written, read)| unknown(written, read))
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn samples_have_known_fields_and_break_no_rule() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/samples");
+    let mut clusters = 0;
+    for entry in fs::read_dir(folder).expect("the samples") {
+        let text = fs::read_to_string(entry.expect("a sample").path()).expect("YAML");
+        for document in serde_yaml_ng::Deserializer::from_str(&text) {
+            let written = Value::deserialize(document).expect("a document");
+            let read = match written["kind"].as_str() {
+                Some("HypicCluster") => {
+                    let cluster: HypicCluster = serde_json::from_value(written.clone()).expect("a cluster");
+                    cluster.validate_cel().expect("no rule broken");
+                    clusters += 1;
+                    serde_json::to_value(cluster)
+                }
+                Some("HypicModel") => {
+                    let model: HypicModel = serde_json::from_value(written.clone()).expect("a model");
+                    model.validate_cel().expect("no rule broken");
+                    serde_json::to_value(model)
+                }
+                _ => continue,
+            };
+            assert_eq!(unknown(&written, &read.expect("JSON")), None, "in {text}");
+        }
+    }
+    assert!(clusters > 1, "there are samples");
 }

@@ -8,10 +8,10 @@ use crate::plan::names::{AGENT_HTTP, BULK, CONTROL, Names};
 use crate::plan::pod::{self, Container, Room};
 
 /// Memory beside the engine and the tiers: code, buffers of transfers, allocator slack.
-pub const ROOM: u64 = 512 << 20;
+const ROOM: u64 = 512 << 20;
 /// Memory of an agent on GPUs beside the tiers: the driver, landings, and while it loads a tensor of the checkpoint at a
 /// time (the experts of a layer of Qwen3.5-35B-A3B are 1 GiB).
-pub const GPU_ROOM: u64 = 4 << 30;
+const GPU_ROOM: u64 = 4 << 30;
 /// Between the end of the drain and the kubelet's SIGKILL.
 const LAST_WORDS: i32 = 10;
 
@@ -87,7 +87,7 @@ pub fn stateful_set(names: &Names, pool: &NodePool, inputs: &Inputs<'_>) -> Valu
             cpu: "1",
             storage: disk.and_then(|disk| disk.capacity.bytes()).unwrap_or_default() + (1 << 30),
             asked: pool.resources.as_ref(),
-            gpus: pool.gpus_per_agent,
+            gpus: pool.gpus_per_agent + pool.scatter_gpus_per_agent,
         },
         mounts,
         volumes,
@@ -147,9 +147,23 @@ fn args(pool: &NodePool, tiers: &[CacheTier], inputs: &Inputs<'_>) -> Vec<String
             args.push(format!("--device=cuda:{}", numbers.join(",")));
         }
     }
+    if pool.scatter_gpus_per_agent > 0 {
+        // Behind the one that computes: the schema lets no others have any.
+        let names: Vec<String> =
+            (1..=pool.scatter_gpus_per_agent).map(|number| format!("cuda:{number}")).collect();
+        args.push(format!("--scatter-device={}", names.join(",")));
+    }
     args.extend(pool.threads.map(|threads| format!("--threads={threads}")));
     args.extend(pod::observability(inputs));
     args
+}
+
+/// Memory of an agent of the pool beside the tiers and the engine. GPUs that build load the model too, at the same time.
+pub fn room(pool: &NodePool) -> u64 {
+    match pool.gpus_per_agent {
+        ..=0 => ROOM,
+        _ => GPU_ROOM * (1 + u64::from(pool.scatter_gpus_per_agent.unsigned_abs())),
+    }
 }
 
 /// What an agent of the pool takes of the node's memory at most: the tiers in it, and the engine with room; on GPUs the
@@ -163,10 +177,10 @@ pub fn memory(pool: &NodePool, tiers: &[CacheTier]) -> u64 {
     });
     let tiers: u64 = tiers.filter_map(|tier| tier.capacity.bytes()).sum();
     let engine = match is_on_gpus {
-        true => GPU_ROOM,
-        false => pool.engine_memory.bytes().unwrap_or_default().saturating_add(ROOM),
+        true => 0,
+        false => pool.engine_memory.bytes().unwrap_or_default(),
     };
-    engine.saturating_add(tiers)
+    engine.saturating_add(tiers).saturating_add(room(pool))
 }
 
 /// The tier's cap, and room for what is being written.

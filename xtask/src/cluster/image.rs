@@ -19,6 +19,9 @@ const REPOSITORY: &str = "hypic.dev/hypic";
 const BINARIES: [&str; 3] = ["hypic-router", "hypic-node-agent", "hypic-operator"];
 /// Where the library of products lies in an image for GPUs; elsewhere no loader looks for it.
 const LIBRARIES: &str = "/usr/local/lib/hypic";
+/// Where NVIDIA's container runtime puts the driver into an image that is of no distribution, and where device plugins of
+/// clouds mount it. Debian's loader, which the image has, looks in neither, and the image has no cache of libraries.
+const DRIVER: &str = "/usr/lib64:/usr/local/nvidia/lib64";
 /// Who the containers run as.
 const USER: &str = "65532:65532";
 
@@ -100,7 +103,7 @@ pub(crate) fn hypic(prefix: Option<&str>, tag: &str, binaries: Binaries) -> Resu
     }
     let user = format!("--user={USER}");
     let mut flags = vec![user.as_str(), "--dir=tmp"];
-    let search = format!("--env=LD_LIBRARY_PATH={LIBRARIES}");
+    let search = format!("--env=LD_LIBRARY_PATH={LIBRARIES}:{DRIVER}");
     if binaries == Binaries::Cuda {
         let library = PathBuf::from(told(&mut Command::new(root().join("kernels/cuda/library.sh")))?);
         libraries.push(format!("--libs={}", library.display()));

@@ -7,15 +7,38 @@ use anyhow::{Result, bail};
 use super::image::Archive;
 use crate::shell::{on_path, run};
 
-/// Pushes under the image's own name. The programs have the registry's credentials, we do not.
-pub(crate) fn push(image: &Archive) -> Result<()> {
-    if on_path("skopeo") {
-        let source = format!("oci-archive:{}", image.file.display());
-        return run(Command::new("skopeo").args(["copy", &source, &format!("docker://{}", image.reference)]));
+/// A program that pushes. It has the registry's credentials, we do not.
+#[derive(Clone, Copy)]
+pub(crate) enum Pusher {
+    Skopeo,
+    Docker,
+}
+
+impl Pusher {
+    /// The one that is there: asked for before an image is built, which takes minutes.
+    ///
+    /// # Errors
+    /// None is on the PATH.
+    pub(crate) fn find() -> Result<Self> {
+        match (on_path("skopeo"), on_path("docker")) {
+            (true, _) => Ok(Self::Skopeo),
+            (_, true) => Ok(Self::Docker),
+            _ => bail!("--registry: neither 'skopeo' nor 'docker' is on the PATH to push images"),
+        }
     }
-    if on_path("docker") {
-        run(Command::new("docker").args(["load", "--input"]).arg(&image.file))?;
-        return run(Command::new("docker").args(["push", &image.reference]));
+
+    /// Pushes under the image's own name.
+    pub(crate) fn push(self, image: &Archive) -> Result<()> {
+        match self {
+            Self::Skopeo => {
+                let source = format!("oci-archive:{}", image.file.display());
+                let target = format!("docker://{}", image.reference);
+                run(Command::new("skopeo").args(["copy", &source, &target]))
+            }
+            Self::Docker => {
+                run(Command::new("docker").args(["load", "--input"]).arg(&image.file))?;
+                run(Command::new("docker").args(["push", &image.reference]))
+            }
+        }
     }
-    bail!("--registry: neither 'skopeo' nor 'docker' is on the PATH to push {}", image.reference)
 }

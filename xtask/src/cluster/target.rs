@@ -11,7 +11,8 @@ use super::cache::folder;
 use super::daemon::succeeds;
 use super::image::{self, Archive, Binaries};
 use super::lab::Lab;
-use super::{go, registry, tools};
+use super::registry::Pusher;
+use super::{go, tools};
 use crate::shell::{on_path, run, step};
 
 /// Name of the kind cluster, and of its nodes' prefix.
@@ -178,6 +179,9 @@ impl Target {
             }
             Self::Current { registry } | Self::Kind { registry } => registry.as_deref(),
         };
+        if prefix.is_some() {
+            Pusher::find()?;
+        }
         let image = step("make the hypic image", || image::hypic(prefix, tag, binaries))?;
         step("bring it to the nodes", || self.deliver(&image))?;
         Ok(image)
@@ -197,7 +201,7 @@ impl Target {
                 let mut kind = Command::new("kind");
                 run(kind.args(["load", "image-archive", "--name", KIND]).arg(&image.file))
             }
-            Self::Current { .. } | Self::Kind { .. } => registry::push(image),
+            Self::Current { .. } | Self::Kind { .. } => Pusher::find()?.push(image),
         }
     }
 }
