@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::op::OpError;
+use crate::error::OpError;
 
 /// The largest value of a code.
 const LARGEST: f32 = 448.0;

@@ -10,6 +10,7 @@
 pub mod check;
 pub mod coded;
 pub mod cpu;
+mod error;
 pub mod op;
 pub mod parallel;
 pub mod plan;

@@ -4,7 +4,6 @@
 //! row-major. Every op writes every element of its result.
 
 mod apart;
-mod error;
 mod input;
 
 use std::sync::Arc;
@@ -19,8 +18,8 @@ use crate::plan::{Context, Plan};
 use crate::random::RandomMatrix;
 pub use crate::stored::{Checked, HostLayer, StoredPart};
 
+pub use crate::error::OpError;
 pub use apart::{add_experts_apart, add_mixture_apart, full_mixer_apart, linears_apart, widened};
-pub use error::OpError;
 pub use input::{
     ExpertShape, Experts, FullInput, Gates, HeadGate, HeadNorms, LinearInput, Norm, NormWeight, SharedExpert,
 };

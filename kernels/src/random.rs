@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::coded::{Blocks, Coded, to_e4m3};
-use crate::op::OpError;
+use crate::error::OpError;
 
 /// What SplitMix64 adds for each value.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -7,7 +7,7 @@ use domain::tuple::{PartKind, TupleFormat};
 use domain::values;
 use hypic_domain as domain;
 
-use crate::op::OpError;
+use crate::error::OpError;
 
 /// One layer of a tuple in host memory: the bytes of its parts, as the codec has them. Heads lie outermost in every
 /// part, so that a range of heads is a range of bytes.

@@ -107,7 +107,7 @@ pub fn write(dir: &Path, spec: &RandomSpec) -> Result<(), LoadError> {
     serialize_to_file(views, Some(metadata), &path).map_err(failed)
 }
 
-/// [`write`], with the tokenizer of another checkpoint beside it. `spec.vocab` must hold its ids.
+/// [`write()`], with the tokenizer of another checkpoint beside it. `spec.vocab` must hold its ids.
 ///
 /// # Errors
 /// [`LoadError::WriteFile`], with the file that could not be copied.
