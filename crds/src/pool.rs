@@ -56,10 +56,11 @@ pub struct NodePool {
     #[serde(default = "queue")]
     #[schemars(range(min = 1, max = 65536))]
     pub queue: i32,
-    /// Rows of one step: the larger, the faster a prefill and the longer the gaps between tokens meanwhile.
-    #[serde(default = "step_rows")]
+    /// Rows of one step: the larger, the faster a prefill and the longer the gaps between tokens meanwhile. Without it 512
+    /// on CPUs and 8192 on GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65536))]
-    pub step_rows: i32,
+    pub step_rows: Option<i32>,
     /// Threads of the CPU kernels; all cores of the node without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
@@ -255,9 +256,6 @@ fn slots() -> i32 {
 }
 fn queue() -> i32 {
     256
-}
-fn step_rows() -> i32 {
-    512
 }
 fn engine_memory() -> Amount {
     Amount::from("2Gi")

@@ -129,7 +129,6 @@ fn args(pool: &NodePool, tiers: &[CacheTier], inputs: &Inputs<'_>) -> Vec<String
         format!("--engine-bytes={}", pool.engine_memory.bytes().unwrap_or_default()),
         format!("--slots={}", pool.slots),
         format!("--queue={}", pool.queue),
-        format!("--step-rows={}", pool.step_rows),
         format!("--device-bytes={}", bytes(TierName::Device)),
         format!("--host-bytes={}", bytes(TierName::Host)),
         format!("--disk-bytes={}", bytes(TierName::Disk)),
@@ -153,6 +152,7 @@ fn args(pool: &NodePool, tiers: &[CacheTier], inputs: &Inputs<'_>) -> Vec<String
             (1..=pool.scatter_gpus_per_agent).map(|number| format!("cuda:{number}")).collect();
         args.push(format!("--scatter-device={}", names.join(",")));
     }
+    args.extend(pool.step_rows.map(|rows| format!("--step-rows={rows}")));
     args.extend(pool.threads.map(|threads| format!("--threads={threads}")));
     args.extend(pod::observability(inputs));
     args
