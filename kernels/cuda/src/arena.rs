@@ -1,6 +1,7 @@
 //! Memory of steps that are recorded and run again, and what must not happen while one is recorded.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -44,6 +45,13 @@ impl Now {
     pub(crate) fn check_landing(&self) -> Result<()> {
         if self.is_recording() { Err(Error::Record { what: "a copy to the host" }) } else { Ok(()) }
     }
+}
+
+/// Does `work` and then `after`, even where `work` panics: whoever holds the device next finds it as it was.
+pub(crate) fn always<R>(work: impl FnOnce() -> R, after: impl FnOnce()) -> R {
+    let result = catch_unwind(AssertUnwindSafe(work));
+    after();
+    result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Memory of the steps that are recorded: what they use lies at the same place when they are done again. It stays there.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 #[cfg(any(feature = "fibers", not(feature = "cuda")))]
 use crate::Error;
 use crate::Result;
-use crate::arena::Now;
+use crate::arena::{Now, always};
 #[cfg(feature = "fibers")]
 use crate::sys::Fibers;
 #[cfg(feature = "cuda")]
@@ -164,9 +164,7 @@ impl Device {
     pub(crate) fn in_arena<R>(&self, is_in: bool, step: impl FnOnce() -> R) -> R {
         let is_step = &self.now().is_step;
         let was_in = is_step.swap(is_in, Ordering::Relaxed);
-        let result = step();
-        is_step.store(was_in, Ordering::Relaxed);
-        result
+        always(step, || is_step.store(was_in, Ordering::Relaxed))
     }
 
     /// Says that a weight or a pool is gone.

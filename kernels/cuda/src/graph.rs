@@ -3,6 +3,7 @@ use std::sync::atomic::Ordering;
 #[cfg(feature = "cuda")]
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
+use crate::arena::always;
 use crate::device::Backend;
 #[cfg(feature = "fibers")]
 use crate::sys::Tape;
@@ -30,28 +31,27 @@ impl Graph {
     /// What `launches` says, and [`Error::CallDriver`] when the driver cannot record it.
     pub fn record(device: &Device, launches: impl FnOnce() -> Result<()>) -> Result<Self> {
         let record = || {
-            device.now().is_recording.store(true, Ordering::Relaxed);
-            let recorded = launches();
-            device.now().is_recording.store(false, Ordering::Relaxed);
-            recorded
+            let is_recording = &device.now().is_recording;
+            is_recording.store(true, Ordering::Relaxed);
+            always(launches, || is_recording.store(false, Ordering::Relaxed))
         };
         let recorded = match &*device.backend {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => {
                 let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
                 context.stream.begin_capture(mode).map_err(failed("begin a recording"))?;
-                let recorded = record();
                 let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-                let graph = context.stream.end_capture(flags).map_err(failed("end a recording"))?;
+                let mut graph = None;
+                let recorded = always(record, || graph = Some(context.stream.end_capture(flags)));
+                let graph = graph.transpose().map_err(failed("end a recording"))?.flatten();
                 recorded?;
                 Recorded::Cuda(RecordedGraph(graph.ok_or(Error::NoDevice)?))
             }
             #[cfg(feature = "fibers")]
             Backend::Fibers(fibers) => {
                 fibers.begin_tape();
-                let recorded = record();
-                let tape = fibers.end_tape();
-                recorded?;
+                let mut tape = Tape::default();
+                always(record, || tape = fibers.end_tape())?;
                 Recorded::Fibers(tape)
             }
         };
@@ -96,6 +96,8 @@ impl Graph {
 #[cfg(all(test, feature = "fibers"))]
 #[allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
     use crate::{Buffer, Fresh, Order};
 
@@ -128,5 +130,18 @@ mod tests {
         assert!(matches!(read, Err(Error::Record { .. })));
         buffer.write(&[2; 4]).unwrap();
         assert_eq!(buffer.read().unwrap(), [2; 4]);
+    }
+
+    #[test]
+    fn a_panic_in_a_recording_ends_it() {
+        let device = Device::fibers(Order::Forward);
+        let mut buffer = Buffer::<u32>::zeros(&device, 4).unwrap();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            device.in_arena(true, || Graph::record(&device, || panic!("a layer's")))
+        }));
+        assert!(panicked.is_err());
+        buffer.write(&[2; 4]).unwrap();
+        assert_eq!(buffer.read().unwrap(), [2; 4]);
+        assert!(!device.now().is_step());
     }
 }

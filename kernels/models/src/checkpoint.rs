@@ -75,6 +75,40 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
+    /// Reads a tensor of the given shape. Without `blocks`, 8-bit floats are none of a weight.
+    fn read_as(&mut self, name: &str, shape: &[usize], blocks: Option<Blocks>) -> Result<Stored, LoadError> {
+        let missing = || LoadError::FindTensor { name: name.to_owned(), dir: self.dir.clone() };
+        let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
+        let info = shard.header.info(name).ok_or_else(missing)?;
+        let squeeze = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
+        if squeeze(&info.shape) != squeeze(shape) {
+            let (expected, found) = (shape.to_vec(), info.shape.clone());
+            return Err(LoadError::FitTensor {
+                name: name.to_owned(),
+                path: shard.path.clone(),
+                expected,
+                found,
+            });
+        }
+        let bytes = shard.read(info)?;
+        let mut digest = blake3::Hasher::new_derive_key("hypic tensor v1");
+        digest.update(format!("{name}\0{:?}\0{:?}\0", info.dtype, info.shape).as_bytes());
+        digest.update(&bytes);
+        let path = shard.path.clone();
+        let values = match (info.dtype, blocks) {
+            (safetensors::Dtype::F8_E4M3, Some(blocks)) if shape.len() > 1 => {
+                Values::Coded(self.coded(name, shape, (bytes, blocks))?)
+            }
+            _ => decode(name, &path, info, bytes)?,
+        };
+        self.digests.insert(name.to_owned(), *digest.finalize().as_bytes());
+        let stored = Stored { name: name.to_owned(), shape: shape.to_vec(), values };
+        match stored.not_finite() {
+            None => Ok(stored),
+            Some(index) => Err(LoadError::CheckValues { name: stored.name, path, index }),
+        }
+    }
+
     /// 8-bit floats with the factors that lie beside them, as a matrix of the last axis.
     fn coded(
         &mut self,
@@ -82,7 +116,8 @@ impl Checkpoint {
         shape: &[usize],
         (codes, blocks): (Vec<u8>, Blocks),
     ) -> Result<Coded, LoadError> {
-        let factors = self.read(&format!("{name}_scale_inv"), &blocks.factors_of(shape))?.values.widened();
+        let factors = self.read_as(&format!("{name}_scale_inv"), &blocks.factors_of(shape), None)?;
+        let factors = factors.values.widened();
         let factors = factors.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
         let (count, matrix) = shape.split_at(shape.len().saturating_sub(2));
         let shape = match *matrix {
@@ -102,36 +137,7 @@ impl Tensors for Checkpoint {
     /// Reads a tensor of the given shape and checks that all its values are finite. Axes of length one in the
     /// file do not count. 8-bit floats come with the tensor of their factors.
     fn read(&mut self, name: &str, shape: &[usize]) -> Result<Stored, LoadError> {
-        let missing = || LoadError::FindTensor { name: name.to_owned(), dir: self.dir.clone() };
-        let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
-        let info = shard.header.info(name).ok_or_else(missing)?;
-        let squeeze = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
-        if squeeze(&info.shape) != squeeze(shape) {
-            let (expected, found) = (shape.to_vec(), info.shape.clone());
-            return Err(LoadError::FitTensor {
-                name: name.to_owned(),
-                path: shard.path.clone(),
-                expected,
-                found,
-            });
-        }
-        let bytes = shard.read(info)?;
-        let mut digest = blake3::Hasher::new_derive_key("hypic tensor v1");
-        digest.update(format!("{name}\0{:?}\0{:?}\0", info.dtype, info.shape).as_bytes());
-        digest.update(&bytes);
-        let path = shard.path.clone();
-        let values = match (info.dtype, self.blocks) {
-            (safetensors::Dtype::F8_E4M3, Some(blocks)) if shape.len() > 1 => {
-                Values::Coded(self.coded(name, shape, (bytes, blocks))?)
-            }
-            _ => decode(name, &path, info, bytes)?,
-        };
-        self.digests.insert(name.to_owned(), *digest.finalize().as_bytes());
-        let stored = Stored { name: name.to_owned(), shape: shape.to_vec(), values };
-        match stored.not_finite() {
-            None => Ok(stored),
-            Some(index) => Err(LoadError::CheckValues { name: stored.name, path, index }),
-        }
+        self.read_as(name, shape, self.blocks)
     }
 
     /// Digest of all tensors that were read: names, shapes, formats and bytes, in the order of the names.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use hypic_domain::id::ModelId;
-use hypic_kernels::coded::{Blocks, Coded};
+use hypic_kernels::coded::{Blocks, Coded, encode};
 use hypic_kernels::cpu::CpuDevice;
 use hypic_models::config::Naming;
 use hypic_models::random::{self, RandomSpec};
@@ -92,7 +92,12 @@ fn codes_in_every_kind_of_layer_are_their_values() {
     };
     for naming in [Naming::Qwen3Next, Naming::Qwen35] {
         for experts in [None, Some((5, 2))] {
-            for blocks in [BLOCKS, Blocks { rows: 128, columns: 128 }] {
+            let of = |rows, columns| Blocks { rows, columns };
+            let mut all = vec![BLOCKS, of(128, 128)];
+            if naming == Naming::Qwen3Next && experts.is_some() {
+                all.extend([of(1, 1), of(3, 5), of(7, 1 << 40), of(usize::MAX, 64)]);
+            }
+            for blocks in all {
                 let dir = written(&spec(naming, experts, blocks));
                 let coded = entries(dir.path()).iter().filter(|entry| entry.1 == Dtype::F8_E4M3).count();
                 assert!(coded > 8, "{coded} matrices of codes");
@@ -143,4 +148,77 @@ fn wrong_codes_and_factors_are_named() {
     }
     let text = refusal(&scales, |entry| entry.3[..4].copy_from_slice(&f32::MAX.to_le_bytes()));
     says(&text, &[matrix, "not finite at"]);
+    // Factors of factors there are not, or a name that goes on and on would be read to the end of the stack.
+    for dtype in [Dtype::F8_E4M3, Dtype::I8, Dtype::F8_E8M0] {
+        let text = refusal(&scales, |entry| {
+            let count = entry.2.iter().product();
+            (entry.1, entry.3) = (dtype, vec![0x38; count]);
+        });
+        says(&text, &[&format!("\"{scales}\""), "model.safetensors", &format!("{dtype:?}")]);
+    }
+}
+
+/// The checkpoint of `spec` after a change, beside its values.
+fn equals_its_values(spec: &RandomSpec, change: impl Fn(&mut Vec<Entry>)) {
+    let blocks = spec.blocks.unwrap();
+    let dir = written(spec);
+    let mut all = entries(dir.path());
+    change(&mut all);
+    store(dir.path(), &all);
+    let wide = widened(dir.path(), blocks);
+    let [narrow, wide] = [&dir, &wide].map(|dir| {
+        let loaded = read(dir.path()).unwrap();
+        let ids: Vec<u32> = (0..40).collect();
+        canary::perplexity(&*loaded.model, &CpuDevice::new(1).unwrap(), &ids, 1).unwrap()
+    });
+    assert!(narrow.is_finite());
+    assert_eq!(narrow, wide);
+}
+
+/// Codes in the place of values.
+fn encoded(all: &mut Vec<Entry>, name: &str, blocks: Blocks) {
+    let entry = all.iter_mut().find(|entry| entry.0 == name).unwrap();
+    let values: Vec<f32> = entry.3.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+    let (codes, factors) = encode(&values, [1, entry.2[0], entry.2[1]], blocks);
+    (entry.1, entry.3) = (Dtype::F8_E4M3, codes);
+    let shape = blocks.factors_of(&entry.2);
+    let factors = factors.into_iter().flat_map(f32::to_le_bytes).collect();
+    all.push((format!("{name}_scale_inv"), Dtype::F32, shape, factors));
+}
+
+/// Values in the place of codes.
+fn decoded(all: &mut Vec<Entry>, name: &str, blocks: Blocks) {
+    let scales = format!("{name}_scale_inv");
+    let factors = all.iter().find(|entry| entry.0 == scales).unwrap().3.clone();
+    let factors = factors.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+    all.retain(|entry| entry.0 != scales);
+    let entry = all.iter_mut().find(|entry| entry.0 == name).unwrap();
+    let matrix = Coded::new(entry.3.clone(), [1, entry.2[0], entry.2[1]], blocks, factors).unwrap();
+    (entry.1, entry.3) = (Dtype::F32, matrix.values().flat_map(f32::to_le_bytes).collect());
+}
+
+#[test]
+fn what_is_left_out_or_tied_or_signed_is_as_its_values() {
+    let dense = spec(Naming::Qwen35, None, BLOCKS);
+    let separate = spec(Naming::Qwen3Next, Some((5, 2)), BLOCKS);
+    // Of the two that one matrix is made of, and of the experts of a layer, one has no codes.
+    equals_its_values(&dense, |all| decoded(all, "model.layers.0.mlp.up_proj.weight", BLOCKS));
+    equals_its_values(&separate, |all| decoded(all, "model.layers.0.mlp.experts.3.gate_proj.weight", BLOCKS));
+    let tied = RandomSpec { tied: true, ..dense.clone() };
+    equals_its_values(&tied, |all| encoded(all, "model.embed_tokens.weight", BLOCKS));
+    equals_its_values(&separate, |all| encoded(all, "model.layers.0.mlp.gate.weight", BLOCKS));
+    // Factors are numbers like any other.
+    let scales = "model.layers.0.mlp.down_proj.weight_scale_inv";
+    equals_its_values(&dense, |all| {
+        let factors = &mut all.iter_mut().find(|entry| entry.0 == scales).unwrap().3;
+        for (place, value) in [0.0, -0.01, 1e-42, -0.0].into_iter().enumerate() {
+            factors[4 * place..4 * place + 4].copy_from_slice(&f32::to_le_bytes(value));
+        }
+    });
+    // Those of bf16, and one that nobody asks for.
+    equals_its_values(&dense, |all| {
+        let factors = all.iter_mut().find(|entry| entry.0 == scales).unwrap();
+        factors.3.chunks_mut(4).for_each(|factor| factor[..2].fill(0));
+        all.push(("model.layers.9.weight_scale_inv".to_owned(), Dtype::F32, vec![1], vec![0; 4]));
+    });
 }

@@ -16,6 +16,7 @@ use super::memory::{Pages, States, Tensor};
 use super::step_tables::{SharedTables, StepTables, Taken, is_step, locked};
 use super::tuple::LayerParts;
 use super::{CudaDevice, failed};
+use crate::arena::always;
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Graph};
 
@@ -150,9 +151,7 @@ impl<E: Float> Running<'_, E> {
     fn run(&mut self, tables: &SharedTables<E>) -> Result<Tensor<E>, OpError> {
         let place = |tables| *self.device.step.lock().unwrap_or_else(PoisonError::into_inner) = tables;
         place(Some(Arc::clone(tables)));
-        let x = (self.layers)(self.states, self.pages);
-        place(None);
-        x
+        always(|| (self.layers)(self.states, self.pages), || place(None))
     }
 
     /// A copy outside of the arena, which the next step writes over.

@@ -11,6 +11,7 @@ use crate::truth::{fresh, normal};
 pub(crate) const BLOCKS: Blocks = Blocks { rows: 128, columns: 128 };
 
 /// A matrix `[rows, columns]`, wide or as codes.
+#[derive(Clone)]
 pub(crate) enum Weight {
     Wide(Vec<bf16>),
     Coded(Coded),

@@ -37,6 +37,7 @@ fn bits_of(buffer: &Buffer<bf16>) -> Vec<u32> {
 }
 
 /// A mixture over a few rows.
+#[derive(Clone)]
 struct Mixture {
     /// Rows, experts of each, experts; hidden, width of an expert, width of the shared one or 0.
     counts: [usize; 3],
@@ -123,6 +124,39 @@ fn experts_chosen_by_every_block_and_normed_sums_have_the_bits_of_the_launches_a
                 let [apart, fused] = [false, true].map(|fused| mixture.run(device, renormalise, fused));
                 assert!(apart.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
                 assert!(apart == fused, "{counts:?}, {sizes:?}: other bits");
+                fused
+            });
+        }
+    }
+}
+
+#[test]
+fn scores_that_are_no_numbers_are_their_own_rows_alone() {
+    // Fewer assignments than experts, more, and all of them for every row.
+    for counts in [[3, 4, 40], [4, 3, 5], [3, 5, 5], [8, 32, 32]] {
+        let [rows, _, experts] = counts;
+        let mut odd = Mixture::random(counts, [64, 32, 32], [false; 2]);
+        let logits = odd.logits.clone();
+        let row = |row: usize| row * experts..(row + 1) * experts;
+        odd.logits[row(0)].fill(f32::NAN);
+        odd.logits[2 * experts..][..3].copy_from_slice(&[f32::INFINITY, f32::NAN, f32::NEG_INFINITY]);
+        for renormalise in [false, true] {
+            on_devices(|device| {
+                let [apart, fused] = [false, true].map(|fused| odd.run(device, renormalise, fused));
+                let same =
+                    |(x, y): (&u32, &u32)| x == y || [x, y].iter().all(|&&x| f32::from_bits(x).is_nan());
+                let all = apart.iter().flatten().zip(fused.iter().flatten());
+                assert!(all.into_iter().all(same), "{counts:?}: other bits");
+                let right = Mixture { logits: logits.clone(), ..odd.clone() }.run(device, renormalise, true);
+                for (found, right) in fused.iter().zip(&right) {
+                    let of = |values: &[u32], row: usize| values[row * 64..(row + 1) * 64].to_vec();
+                    for row in (0..rows).filter(|row| ![0, 2].contains(row)) {
+                        assert_eq!(of(found, row), of(right, row), "{counts:?}: row {row}");
+                    }
+                    assert!(
+                        [0, 2].iter().all(|&row| of(found, row).iter().all(|&x| f32::from_bits(x).is_nan()))
+                    );
+                }
                 fused
             });
         }

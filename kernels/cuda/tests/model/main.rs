@@ -167,3 +167,13 @@ fn bodies_that_come_anew_are_settled_in_fp32() {
 fn bodies_that_come_anew_are_settled_in_bf16() {
     steps::bodies_that_come_anew_are_settled(&CudaDevice::<bf16>::poisoned(device(), 1024));
 }
+
+#[test]
+fn whatever_happens_to_sequences_has_the_same_bits_in_fp32() {
+    steps::whatever_happens_has_the_same_bits(&CudaDevice::<f32>::poisoned(device(), 1024), 1, 24);
+}
+
+#[test]
+fn whatever_happens_to_sequences_has_the_same_bits_in_bf16() {
+    steps::whatever_happens_has_the_same_bits(&CudaDevice::<bf16>::poisoned(device(), 1024), 2, 24);
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hypic_domain::logits::Need;
 use hypic_kernels::coded::Blocks;
-use hypic_kernels::op::{Device, HostLayer};
+use hypic_kernels::op::{Device, HostLayer, OpError};
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Rule, Run, RunOp};
 use hypic_models::Loaded;
 use hypic_models::config::Naming;
@@ -64,8 +64,37 @@ impl<'a, D: Device> Fleet<'a, D> {
         self.bodies[number] = Some((Arc::new(layers), len as u32));
     }
 
+    /// Other pools, at the places of these where the device gives them out again: all sequences are over.
+    fn renew(&mut self) {
+        for count in [1, MOST] {
+            self.states = self.device.states(&self.loaded.spec, count).unwrap();
+            self.pages = self.device.pages(&self.loaded.spec, count * PAGES_EACH, PAGE).unwrap();
+        }
+        (0..MOST).for_each(|number| self.end(number));
+    }
+
+    /// A sequence is over: its slot, its pages and its body are for the next one.
+    fn end(&mut self, number: usize) {
+        self.device.reset_slot(&mut self.states, number).unwrap();
+        (self.lengths[number], self.bodies[number]) = (0, None);
+    }
+
     /// The next tokens of some sequences; the bits of the last row's logits of each.
     fn step(&mut self, tokens: &[(usize, &[u32])]) -> Vec<u32> {
+        self.try_step(tokens).unwrap()
+    }
+
+    /// The same; no sequence goes on where it is refused.
+    fn try_step(&mut self, tokens: &[(usize, &[u32])]) -> Result<Vec<u32>, OpError> {
+        let lengths = self.lengths;
+        let logits = self.logits(tokens);
+        if logits.is_err() {
+            self.lengths = lengths;
+        }
+        logits
+    }
+
+    fn logits(&mut self, tokens: &[(usize, &[u32])]) -> Result<Vec<u32>, OpError> {
         let (mut ids, mut runs, mut last) = (Vec::new(), Vec::new(), Vec::new());
         for (number, next) in tokens {
             let rows = ids.len()..ids.len() + next.len();
@@ -97,22 +126,24 @@ impl<'a, D: Device> Fleet<'a, D> {
         let (plan, model) = (Plan { ids, runs }, &self.loaded.model);
         let memory = Memory { states: &mut self.states, pages: &mut self.pages };
         let x = if self.is_whole {
-            model.step(self.device, &plan, memory).unwrap()
+            model.step(self.device, &plan, memory)?
         } else {
-            let mut x = model.embed(self.device, &plan).unwrap();
+            let mut x = model.embed(self.device, &plan)?;
             for layer in 0..self.loaded.spec.layers.len() {
                 let memory = Memory { states: &mut self.states, pages: &mut self.pages };
-                x = model.layer(self.device, layer, &plan, memory, x).unwrap();
+                x = model.layer(self.device, layer, &plan, memory, x)?;
             }
             x
         };
-        let logits = model.logits(self.device, &x, &last).unwrap();
-        logits.into_iter().filter_map(|row| row.into_all()).flatten().map(f32::to_bits).collect()
+        let logits = model.logits(self.device, &x, &last)?;
+        Ok(logits.into_iter().filter_map(|row| row.into_all()).flatten().map(f32::to_bits).collect())
     }
 
     fn states(&self) -> Vec<u32> {
         let of = |slot: usize, layer: usize| self.device.slot_state(&self.states, slot, layer).unwrap();
-        (0..MOST).flat_map(|slot| (0..3).flat_map(move |layer| of(slot, layer))).map(f32::to_bits).collect()
+        let linear = 0..self.loaded.spec.layers.len() - 1;
+        let layers = (0..MOST).flat_map(|slot| linear.clone().map(move |layer| (slot, layer)));
+        layers.flat_map(|(slot, layer)| of(slot, layer)).map(f32::to_bits).collect()
     }
 }
 
@@ -199,4 +230,73 @@ pub(crate) fn steps_run_again_have_the_same_bits<D: Device>(device: &D, blocks: 
         }
     }
     assert!(whole.states() == apart.states(), "states differ");
+}
+
+/// Numbers by a seed: of the sequence by Knuth.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % most
+    }
+}
+
+/// What happens to sequences by chance, the same to those of steps run again and of steps layer by layer: they begin, go
+/// on in another order, end, get their bodies anew, and move to pools of their own; a step is refused, a weight goes.
+pub(crate) fn whatever_happens_has_the_same_bits<D: Device>(device: &D, seed: u64, turns: usize) {
+    let of = |seed| RandomSpec { seed, layers: 2, full_interval: 2, ..shape(None) };
+    // Two models on one device, in turn.
+    let models = [1, 2].map(|seed| random::load(device, &of(seed)).unwrap());
+    let tuples = [21, 40, 51].map(|tokens| build(device, &models[0], tokens, tokens));
+    let fleet = |number: usize, is_whole| Fleet::new(device, &models[number], is_whole);
+    let mut pairs = [0, 1].map(|number| [fleet(number, true), fleet(number, false)]);
+    let mut dice = Dice(seed);
+    for turn in 0..turns {
+        let which = usize::from(dice.below(6) == 0);
+        let pair = &mut pairs[which];
+        let number = dice.below(5);
+        match dice.below(24) {
+            0 => pair.iter_mut().for_each(|fleet| fleet.end(number)),
+            1 | 2 if which == 0 => {
+                let (tuple, len) = &tuples[number % 3];
+                if pair[0].lengths[number] == 0 || pair[0].bodies[number].is_some() {
+                    pair.iter_mut().for_each(|fleet| fleet.place(number, tuple, *len));
+                }
+            }
+            3 => pair.iter_mut().for_each(Fleet::renew),
+            4 => drop(random::load(device, &RandomSpec { layers: 1, full_interval: 1, ..of(3) }).unwrap()),
+            5 => {
+                let bad: &[(usize, &[u32])] =
+                    if dice.below(2) == 0 { &[(number, &[256])] } else { &[(number, &[1]), (number, &[2])] };
+                pair.iter_mut().for_each(|fleet| assert!(fleet.try_step(bad).is_err(), "turn {turn}"));
+            }
+            _ => {}
+        }
+        let most = 1 + dice.below(4);
+        let mut numbers: Vec<usize> = (0..5).collect();
+        (1..5).rev().for_each(|place| numbers.swap(place, dice.below(place + 1)));
+        numbers.truncate(most);
+        for &number in &numbers {
+            if pair[0].lengths[number] == 0 {
+                let prompt: Vec<u32> = (0..2 + dice.below(20)).map(|_| dice.below(256) as u32).collect();
+                let [one, other] = pair.each_mut().map(|fleet| fleet.step(&[(number, &prompt)]));
+                assert_eq!(one, other, "turn {turn}: the prompt of {number}");
+            }
+        }
+        for _ in 0..1 + dice.below(5) {
+            let next = numbers.iter().map(|&number| (number, [dice.below(256) as u32])).collect::<Vec<_>>();
+            let tokens: Vec<_> = next.iter().map(|(number, next)| (*number, &next[..])).collect();
+            let [one, other] = pair.each_mut().map(|fleet| fleet.step(&tokens));
+            assert!(one.iter().all(|bits| f32::from_bits(*bits).is_finite()), "turn {turn}: {tokens:?}");
+            assert_eq!(one, other, "turn {turn}: {tokens:?}");
+            if numbers.iter().any(|&number| pair[0].lengths[number] + 25 > PAGES_EACH * PAGE) {
+                numbers.iter().for_each(|&number| pair.iter_mut().for_each(|fleet| fleet.end(number)));
+                break;
+            }
+        }
+    }
+    for [whole, apart] in &pairs {
+        assert!(whole.states() == apart.states(), "states differ");
+    }
 }

@@ -138,11 +138,9 @@ fn what_is_not_built_is_refused_by_name() {
         (json!({"model_type": "qwen9_moe"}), "qwen9_moe"),
         (json!({"quantization_config": {"quant_method": "awq"}}), "awq"),
         (json!({"quantization_config": {}}), "quantization_config"),
+        (json!({"quantization_config": "fp8"}), "quantization_config"),
+        (json!({"quantization_config": {"quant_method": 8}}), "quantization_config"),
         (json!({"quantization_config": {"quant_method": "fp8"}}), "weight_block_size"),
-        (
-            json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 0]}}),
-            "weight_block_size",
-        ),
         (json!({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}), "e5m2"),
         (json!({"hidden_act": "gelu"}), "gelu"),
         (json!({"attention_bias": true}), "attention_bias"),
@@ -153,6 +151,13 @@ fn what_is_not_built_is_refused_by_name() {
     ] {
         let error = parse(&with(changes)).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
+    }
+    for sizes in
+        [json!([128, 0]), json!([-1, 128]), json!(["128", "128"]), json!([128]), json!(128), json!([1e19, 1])]
+    {
+        let quantised = json!({"quant_method": "fp8", "weight_block_size": sizes});
+        let error = parse(&with(json!({"quantization_config": quantised}))).unwrap_err().to_string();
+        assert!(error.contains("weight_block_size"), "{sizes}: {error}");
     }
     assert!(parse(&with(json!({"quantization_config": null}))).is_ok());
     let dense: Vec<usize> = (0..8).collect();
