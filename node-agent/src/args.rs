@@ -67,7 +67,7 @@ pub struct Memory {
     #[arg(long, env = "HYPIC_DEVICE", default_value = "cpu")]
     pub device: DeviceName,
     /// Further devices that build cold segments for it: of its kind, each with the whole model and as much memory, such
-    /// as `cuda:1`.
+    /// as `cuda:1`, or `cuda:1,cuda:2` for two. None beside several GPUs in `device`.
     #[arg(long, env = "HYPIC_SCATTER_DEVICE", value_delimiter = ',')]
     pub scatter_device: Vec<DeviceName>,
     /// Tokens of cached bodies whose keys and values the GPUs hold at once; they count under the cap.
