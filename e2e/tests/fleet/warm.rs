@@ -32,6 +32,9 @@ fn tenants_share_nothing() {
     let asked = question("6x128-last-3");
     let one = tested.fleet.client(&key_of(Mode::Pic));
     one.ask(&asked, MAX_TOKENS, false).unwrap();
+    // What an agent builds for itself goes to the tiers behind the answer.
+    let agent = tested.fleet.agent_http("combine-0").unwrap();
+    wait_for("the tuples in the index", || metric(agent, "hypic_agent_lookup_claims") >= 6.0);
     assert_eq!(one.ask(&asked, MAX_TOKENS, false).unwrap().hypic["segments"]["built"], 0);
     let other = tested.fleet.client(ANY_MODE_KEY).with_mode("pic");
     assert_eq!(other.ask(&asked, MAX_TOKENS, false).unwrap().hypic["segments"]["built"], 6);
