@@ -6,7 +6,7 @@ use hypic_kernels::coded::{Blocks, Coded};
 use rand::RngExt;
 
 use crate::run::{assert_close, bits, on_devices};
-use crate::truth::{fresh, normal};
+use crate::truth::{fresh, normal, random};
 
 pub(crate) const BLOCKS: Blocks = Blocks { rows: 128, columns: 128 };
 
@@ -25,8 +25,7 @@ pub(crate) enum Placed {
 
 impl Weight {
     pub(crate) fn wide(len: usize, scale: f32) -> Self {
-        let mut rng = fresh();
-        Self::Wide((0..len).map(|_| bf16::from_f32(scale * normal(&mut rng))).collect())
+        Self::Wide(random(len, scale))
     }
 
     /// Codes of every finite value, subnormals and both zeros too, in `count` matrices of blocks of their own.
@@ -73,6 +72,43 @@ fn nan<T: Float>(device: &Device, len: usize) -> Buffer<T> {
     Buffer::fresh(device, len, Fresh::Poison).unwrap()
 }
 
+/// Products of as many rows with all `weights` in one launch against f64; the bits of a row are those that it has alone.
+pub(crate) fn products_equal_f64(rows: usize, inner: usize, weights: &[Weight]) {
+    let x = random(rows * inner, 1.0);
+    let wide: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
+    let times = |weight: &Weight| -> Vec<f64> {
+        let values = weight.values();
+        let row = |x: &[f64]| -> Vec<f64> {
+            values.chunks_exact(inner).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()).collect()
+        };
+        wide.chunks_exact(inner).flat_map(row).collect()
+    };
+    let expected: Vec<Vec<f64>> = weights.iter().map(times).collect();
+    let outers: Vec<usize> = weights.iter().map(|weight| weight.values().len() / inner).collect();
+    let run = |device: &Device, x: &[bf16]| -> Vec<Vec<f32>> {
+        let rows = x.len() / inner;
+        let x = Buffer::from_slice(device, x).unwrap();
+        let placed: Vec<Placed> = weights.iter().map(|weight| weight.place(device)).collect();
+        let mut out: Vec<Buffer<f32>> = outers.iter().map(|outer| nan(device, rows * outer)).collect();
+        let parts = placed.iter().zip(&outers).zip(&mut out);
+        let parts =
+            parts.map(|((weight, &outer), y)| FewPart { weight: weight.matrix(), outer, y }).collect();
+        product_few(device, &x, [rows, inner], parts).unwrap();
+        out.iter().map(|y| y.read().unwrap()).collect()
+    };
+    on_devices(|device| {
+        let found = run(device, &x);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_close("products", found.iter().copied(), expected, bounds::ELEMENTWISE);
+        }
+        let last = run(device, &x[(rows - 1) * inner..]);
+        for ((last, found), outer) in last.iter().zip(&found).zip(&outers) {
+            assert_eq!(bits(last), bits(&found[(rows - 1) * outer..]));
+        }
+        found.iter().flat_map(|found| bits(found)).collect::<Vec<_>>()
+    });
+}
+
 #[test]
 fn products_of_codes_equal_f64_whatever_the_other_rows_are() {
     let small = Blocks { rows: 16, columns: 64 };
@@ -83,39 +119,7 @@ fn products_of_codes_equal_f64_whatever_the_other_rows_are() {
         (8, 1088, vec![Weight::wide(17 * 1088, 0.05), Weight::coded([1, 33, 1088], small, 1.0)]),
         (9, 2112, vec![Weight::coded([3, 48, 2112], BLOCKS, 1.0), Weight::coded([1, 8, 2112], BLOCKS, 1.0)]),
     ] {
-        let Weight::Wide(x) = Weight::wide(rows * inner, 1.0) else { continue };
-        let wide: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
-        let times = |weight: &Weight| -> Vec<f64> {
-            let values = weight.values();
-            let row = |x: &[f64]| -> Vec<f64> {
-                values.chunks_exact(inner).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()).collect()
-            };
-            wide.chunks_exact(inner).flat_map(row).collect()
-        };
-        let expected: Vec<Vec<f64>> = weights.iter().map(times).collect();
-        let outers: Vec<usize> = weights.iter().map(|weight| weight.values().len() / inner).collect();
-        let run = |device: &Device, x: &[bf16]| -> Vec<Vec<f32>> {
-            let rows = x.len() / inner;
-            let x = Buffer::from_slice(device, x).unwrap();
-            let placed: Vec<Placed> = weights.iter().map(|weight| weight.place(device)).collect();
-            let mut out: Vec<Buffer<f32>> = outers.iter().map(|outer| nan(device, rows * outer)).collect();
-            let parts = placed.iter().zip(&outers).zip(&mut out);
-            let parts =
-                parts.map(|((weight, &outer), y)| FewPart { weight: weight.matrix(), outer, y }).collect();
-            product_few(device, &x, [rows, inner], parts).unwrap();
-            out.iter().map(|y| y.read().unwrap()).collect()
-        };
-        on_devices(|device| {
-            let found = run(device, &x);
-            for (found, expected) in found.iter().zip(&expected) {
-                assert_close("products", found.iter().copied(), expected, bounds::ELEMENTWISE);
-            }
-            let last = run(device, &x[(rows - 1) * inner..]);
-            for ((last, found), outer) in last.iter().zip(&found).zip(&outers) {
-                assert_eq!(bits(last), bits(&found[(rows - 1) * outer..]));
-            }
-            found.iter().flat_map(|found| bits(found)).collect::<Vec<_>>()
-        });
+        products_equal_f64(rows, inner, &weights);
     }
 }
 

@@ -2,20 +2,15 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Buffer, Choice, Device, ExpertWeights, Experts, ExpertsFew, FewPart, add_norm, add_rows, bounds,
-    experts_few, product_few, rms_norm,
+    Buffer, Choice, Device, ExpertWeights, Experts, ExpertsFew, add_norm, add_rows, bounds, experts_few,
+    rms_norm,
 };
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 
-use crate::codes::{BLOCKS, Placed, Weight};
+use crate::codes::{BLOCKS, Placed, Weight, products_equal_f64};
 use crate::run::{assert_close, bits, on_devices};
-use crate::truth::{fresh, normal};
-
-fn random(len: usize, scale: f32) -> Vec<bf16> {
-    let mut rng = fresh();
-    (0..len).map(|_| bf16::from_f32(scale * normal(&mut rng))).collect()
-}
+use crate::truth::{fresh, normal, random};
 
 fn wide(values: &[bf16]) -> Vec<f64> {
     values.iter().map(|x| f64::from(x.to_f32())).collect()
@@ -34,37 +29,8 @@ fn products_of_few_rows_equal_f64_whatever_the_other_rows_are() {
     for (rows, inner, outers) in
         [(1, 32, vec![1]), (3, 544, vec![40, 1, 16]), (8, 1056, vec![17, 33]), (11, 2112, vec![16, 8, 1, 50])]
     {
-        let x = random(rows * inner, 1.0);
-        let weights: Vec<Vec<bf16>> = outers.iter().map(|outer| random(outer * inner, 0.05)).collect();
-        let expected: Vec<Vec<f64>> = weights
-            .iter()
-            .map(|weight| wide(&x).chunks_exact(inner).flat_map(|x| times(x, &wide(weight))).collect())
-            .collect();
-        let run = |device: &Device, x: &[bf16]| -> Vec<Vec<f32>> {
-            let rows = x.len() / inner;
-            let x = Buffer::from_slice(device, x).unwrap();
-            let weights: Vec<_> = weights.iter().map(|w| Buffer::from_slice(device, w).unwrap()).collect();
-            let mut out: Vec<Buffer<f32>> = outers
-                .iter()
-                .map(|outer| Buffer::from_slice(device, &vec![f32::NAN; rows * outer]).unwrap())
-                .collect();
-            let parts = weights.iter().zip(&outers).zip(&mut out);
-            let parts =
-                parts.map(|((weight, &outer), y)| FewPart { weight: weight.into(), outer, y }).collect();
-            product_few(device, &x, [rows, inner], parts).unwrap();
-            out.iter().map(|y| y.read().unwrap()).collect()
-        };
-        on_devices(|device| {
-            let found = run(device, &x);
-            for (found, expected) in found.iter().zip(&expected) {
-                assert_close("products", found.iter().copied(), expected, bounds::ELEMENTWISE);
-            }
-            let last = run(device, &x[(rows - 1) * inner..]);
-            for ((last, found), outer) in last.iter().zip(&found).zip(&outers) {
-                assert_eq!(bits(last), bits(&found[(rows - 1) * outer..]));
-            }
-            found.iter().flat_map(|found| bits(found)).collect::<Vec<_>>()
-        });
+        let weights: Vec<_> = outers.iter().map(|outer| Weight::wide(outer * inner, 0.05)).collect();
+        products_equal_f64(rows, inner, &weights);
     }
 }
 

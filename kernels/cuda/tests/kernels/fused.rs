@@ -10,15 +10,10 @@ use rand::RngExt;
 
 use crate::codes::{BLOCKS, Placed, Weight};
 use crate::run::{bits, on_devices};
-use crate::truth::{fresh, normal};
+use crate::truth::{fresh, random};
 
 const EPS: f32 = 1e-6;
 const PAGE: usize = 16;
-
-fn random(len: usize, scale: f32) -> Vec<bf16> {
-    let mut rng = fresh();
-    (0..len).map(|_| bf16::from_f32(scale * normal(&mut rng))).collect()
-}
 
 fn exact(len: usize) -> Vec<f32> {
     random(len, 1.0).into_iter().map(bf16::to_f32).collect()

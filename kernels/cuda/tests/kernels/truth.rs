@@ -187,3 +187,9 @@ impl OnDevice {
 pub(crate) fn nan(device: &Device, len: usize) -> Buffer<f32> {
     Buffer::from_slice(device, &vec![f32::NAN; len]).unwrap()
 }
+
+/// Values of bf16, spread as `scale` times a normal one.
+pub(crate) fn random(len: usize, scale: f32) -> Vec<bf16> {
+    let mut rng = fresh();
+    (0..len).map(|_| bf16::from_f32(scale * normal(&mut rng))).collect()
+}
