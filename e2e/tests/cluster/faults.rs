@@ -87,7 +87,7 @@ fn a_combine_agent_that_goes_costs_no_answer_and_the_index_is_whole_again() {
                 Err(pod["status"].to_string())
             }
         });
-        wait_for("the index is whole", 10, || fleet.holds("IndexConsistent"));
+        wait_for("the index is whole", 60, || fleet.holds("IndexConsistent"));
         assert!(traffic.all_answered(Some(&right)) > 10);
         fleet.wait_ready();
     }
