@@ -5,16 +5,20 @@
 use std::fs;
 use std::path::Path;
 
-use hypic_domain::id::ModelId;
 use hypic_kernels::coded::{Blocks, Coded, encode};
 use hypic_kernels::cpu::CpuDevice;
 use hypic_models::config::Naming;
-use hypic_models::random::{self, RandomSpec};
-use hypic_models::{LoadError, Loaded, canary, load};
+use hypic_models::random::RandomSpec;
+use hypic_models::{Loaded, canary};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::Value;
 use tempfile::TempDir;
+
+#[path = "support/checkpoints.rs"]
+mod checkpoints;
+
+use checkpoints::{read, written};
 
 const BLOCKS: Blocks = Blocks { rows: 16, columns: 32 };
 
@@ -35,16 +39,6 @@ fn spec(naming: Naming, experts: Option<(usize, usize)>, blocks: Blocks) -> Rand
         blocks,
         ..RandomSpec::default()
     }
-}
-
-fn written(spec: &RandomSpec) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    random::write(dir.path(), spec).unwrap();
-    dir
-}
-
-fn read(dir: &Path) -> Result<Loaded<CpuDevice>, LoadError> {
-    load(dir, &CpuDevice::new(1).unwrap(), ModelId::from("m"))
 }
 
 fn entries(dir: &Path) -> Vec<Entry> {

@@ -5,13 +5,17 @@
 use std::fs;
 use std::path::Path;
 
-use hypic_domain::id::ModelId;
 use hypic_kernels::cpu::CpuDevice;
+use hypic_models::canary;
 use hypic_models::config::Naming;
 use hypic_models::random::{self, RandomSpec};
-use hypic_models::{LoadError, Loaded, canary, load};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+#[path = "support/checkpoints.rs"]
+mod checkpoints;
+
+use checkpoints::{read, written};
 
 fn small() -> RandomSpec {
     RandomSpec {
@@ -23,16 +27,6 @@ fn small() -> RandomSpec {
         context: 128,
         ..RandomSpec::default()
     }
-}
-
-fn written(spec: &RandomSpec) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    random::write(dir.path(), spec).unwrap();
-    dir
-}
-
-fn read(dir: &Path) -> Result<Loaded<CpuDevice>, LoadError> {
-    load(dir, &CpuDevice::new(1).unwrap(), ModelId::from("m"))
 }
 
 /// The whole chain of causes.

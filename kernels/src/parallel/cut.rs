@@ -32,6 +32,12 @@ pub(super) fn axis(len: usize, blocks: &[usize], Place { rank, ranks }: Place) -
     Some(blocks.iter().cycle().take(blocks.len() * (len / whole)).map(part).collect())
 }
 
+/// Why something of that shape has no such part.
+fn refused(what: String, split: &Split, place: Place) -> OpError {
+    let what = format!("{what} cut as {split:?} over {} ranks", place.ranks);
+    OpError::Unsupported { op: "tensor parallel", what }
+}
+
 /// A rank's part of a weight: its shape and values.
 ///
 /// # Errors
@@ -45,10 +51,7 @@ pub(super) fn weight<'a>(
     if bytes.len() != size {
         return Err(OpError::shape("weight", format!("{size} bytes for \"{name}\""), bytes.len()));
     }
-    let refused = || OpError::Unsupported {
-        op: "tensor parallel",
-        what: format!("\"{name}\", {shape:?} cut as {split:?} over {} ranks", place.ranks),
-    };
+    let refused = || refused(format!("\"{name}\", {shape:?}"), split, place);
     match (split, &shape[..]) {
         (Split::Whole, _) => Ok((shape.clone(), Cow::Borrowed(bytes))),
         (Split::Rows(blocks), &[rows, ref inner @ ..]) => {
@@ -81,10 +84,7 @@ pub(super) fn coded<'a>(
     place: Place,
 ) -> Result<Cow<'a, Coded>, OpError> {
     let [rows, columns] = matrix.shape();
-    let refused = || OpError::Unsupported {
-        op: "tensor parallel",
-        what: format!("\"{name}\", {:?} cut as {split:?} over {} ranks", matrix.shape(), place.ranks),
-    };
+    let refused = || refused(format!("\"{name}\", {:?}", matrix.shape()), split, place);
     match split {
         Split::Whole => Ok(Cow::Borrowed(matrix)),
         Split::Rows(blocks) => {
@@ -107,10 +107,7 @@ pub(super) fn random(
     split: &Split,
     place: Place,
 ) -> Result<Vec<RandomMatrix>, OpError> {
-    let refused = |matrix: &RandomMatrix| OpError::Unsupported {
-        op: "tensor parallel",
-        what: format!("{:?} cut as {split:?} over {} ranks", matrix.shape, place.ranks),
-    };
+    let refused = |matrix: &RandomMatrix| refused(format!("{:?}", matrix.shape), split, place);
     let mut own = Vec::new();
     for matrix in blocks {
         let [rows, columns] = matrix.shape;
@@ -201,6 +198,7 @@ mod tests {
         }
         assert!(random(&[matrix], &Split::Rows(vec![3]), Place { rank: 0, ranks: 2 }).is_err());
     }
+
     #[test]
     fn a_matrix_in_codes_is_divided_like_its_values() {
         let blocks = Blocks { rows: 4, columns: 8 };
