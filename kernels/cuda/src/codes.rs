@@ -5,16 +5,13 @@ use hypic_kernels::random::RandomMatrix;
 
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
-use crate::random::random_codes;
+use crate::random::{THREADS, blocks_of, random_codes};
 use crate::{Buffer, Device, Error, Result};
 
 /// What shares a factor on the device: of device/codes.cuh.
 const BLOCKS: Blocks = Blocks { rows: 16, columns: 64 };
-const THREADS: usize = 128;
 /// Codes that a thread widens at a time.
 const EACH: usize = 16;
-/// Enough to fill any card.
-const BLOCKS_OF_THREADS: usize = 4096;
 
 /// A matrix `[rows, columns]` as E4M3 codes on a device, whose factors, in fp32, stand for 16 rows and 64 columns each.
 pub struct CodedMatrix {
@@ -82,8 +79,7 @@ impl CodedMatrix {
     pub fn widen<E: Float>(&self, device: &Device, y: &mut Buffer<E>) -> Result<()> {
         Error::unless(y.len() == self.len(), "the values", self.len(), y.len())?;
         let count = self.len() / EACH;
-        let grid = [count.div_ceil(THREADS).min(BLOCKS_OF_THREADS), 1, 1];
-        Launch::new(device, format!("widen_codes_{}", E::NAME), grid, THREADS)
+        Launch::new(device, format!("widen_codes_{}", E::NAME), blocks_of(count), THREADS)
             .read(&self.codes)
             .read(&self.factors)
             .write(y)

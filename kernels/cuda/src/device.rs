@@ -110,8 +110,9 @@ impl Device {
     pub(crate) fn meet(devices: &[&Self]) -> Result<()> {
         let marks = devices.iter().map(|device| device.mark()).collect::<Result<Vec<_>>>()?;
         for (number, device) in devices.iter().enumerate() {
-            let others = marks.iter().enumerate().filter(|(other, _)| *other != number);
-            others.into_iter().try_for_each(|(_, mark)| device.wait_for(mark))?;
+            for (_, mark) in marks.iter().enumerate().filter(|(other, _)| *other != number) {
+                device.wait_for(mark)?;
+            }
         }
         Ok(())
     }

@@ -6,9 +6,14 @@ use crate::launch::Launch;
 use crate::memory::{Element, Float};
 use crate::{Buffer, Device, Error, Result};
 
-const THREADS: usize = 128;
+pub(crate) const THREADS: usize = 128;
 /// Enough to fill any card.
 const BLOCKS: usize = 4096;
+
+/// Blocks of kernels that count their `count` units in 64 bits.
+pub(crate) fn blocks_of(count: usize) -> [usize; 3] {
+    [count.div_ceil(THREADS).min(BLOCKS), 1, 1]
+}
 
 /// Writes all values of `blocks`, row-major, one behind the other: those of [`RandomMatrix::value`], rounded to `E`.
 ///
@@ -39,8 +44,7 @@ fn draw<T: Element>(
     let mut first = 0;
     for block in blocks {
         let (seed, count) = (block.seed, size(block));
-        let grid = [count.div_ceil(THREADS).min(BLOCKS), 1, 1];
-        Launch::new(device, kernel, grid, THREADS)
+        Launch::new(device, kernel, blocks_of(count), THREADS)
             .write_at(y, first)
             .long(count as u64)
             .long(seed)
