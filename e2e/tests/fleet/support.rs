@@ -43,8 +43,6 @@ pub(crate) fn start_with(combine: usize, scatter: usize, change: impl FnOnce(&mu
     let mut options = FleetOptions::demo(dir.path(), &binaries(), model());
     (options.combine, options.scatter) = (combine, scatter);
     change(&mut options);
-    // An index that a slow machine holds up is no index without the tuple.
-    options.router_flags.extend(["--lookup-ms", "3000"].map(str::to_owned));
     let mut fleet = Fleet::start(options).unwrap();
     fleet.wait_ready(Duration::from_secs(60)).unwrap();
     Tested { fleet, _dir: dir, _turn: turn }

@@ -1,12 +1,29 @@
 //! Without faults: cold, warm, counted.
 
 use hypic_domain::flow::Mode;
+use hypic_domain::topology::AgentRole;
 use hypic_e2e::fleet::{ANY_MODE_KEY, key_of};
 use hypic_e2e::pass::MAX_TOKENS;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::support::{metric, question, start, wait_for};
+use crate::support::{Tested, metric, question, start, wait_for};
+
+/// Waits until all owners of slots know who holds the tuples of `segments` segments that one answer needed: what is built
+/// goes to the tiers, and from there to the index, behind that answer.
+fn wait_for_index(tested: &Tested, segments: u32) {
+    let topology = tested.fleet.topology();
+    let sum = |name: &str, role: Option<AgentRole>| -> f64 {
+        let agents = topology.agents.iter().filter(|agent| role.is_none_or(|role| agent.role == role));
+        agents.map(|agent| metric(tested.fleet.agent_http(agent.id.as_str()).unwrap(), name)).sum()
+    };
+    // The agent that answered holds all of them, and workers what they built.
+    let holders = f64::from(segments) + sum("hypic_agent_scatter_built_total", Some(AgentRole::Scatter));
+    // Every slot has two owners, where there are as many combine agents.
+    let combine = topology.agents.iter().filter(|agent| agent.role == AgentRole::Combine).count();
+    let claims = holders * combine.min(2) as f64;
+    wait_for("the tuples in the index", || sum("hypic_agent_lookup_claims", None) >= claims);
+}
 
 #[test]
 fn documents_in_another_order_are_answered_from_cached_segments() {
@@ -17,12 +34,9 @@ fn documents_in_another_order_are_answered_from_cached_segments() {
     let cold = client.ask(&shuffled, MAX_TOKENS, false).unwrap();
     assert_eq!(cold.hypic["segments"]["built"], 6, "{:?}", cold.hypic);
     assert_eq!(cold.count("hit"), 0);
-    let mut warm = client.ask(&asked, MAX_TOKENS, false).unwrap();
-    // What was built goes to the tiers, and from there to the index, behind the answer.
-    wait_for("an answer from cached segments", || {
-        warm = client.ask(&asked, MAX_TOKENS, false).unwrap();
-        warm.hypic["segments"]["built"] == 0
-    });
+    wait_for_index(&tested, 6);
+    let warm = client.ask(&asked, MAX_TOKENS, false).unwrap();
+    assert_eq!(warm.hypic["segments"]["built"], 0, "{:?}", warm.hypic);
     assert_eq!(warm.text.trim(), asked.answer);
     let details = &warm.usage["prompt_tokens_details"]["cached_tokens"];
     assert_eq!(details.as_u64(), Some(warm.cached()));
@@ -36,9 +50,7 @@ fn tenants_share_nothing() {
     let asked = question("6x128-last-3");
     let one = tested.fleet.client(&key_of(Mode::Pic));
     one.ask(&asked, MAX_TOKENS, false).unwrap();
-    // What an agent builds for itself goes to the tiers behind the answer.
-    let agent = tested.fleet.agent_http("combine-0").unwrap();
-    wait_for("the tuples in the index", || metric(agent, "hypic_agent_lookup_claims") >= 6.0);
+    wait_for_index(&tested, 6);
     assert_eq!(one.ask(&asked, MAX_TOKENS, false).unwrap().hypic["segments"]["built"], 0);
     let other = tested.fleet.client(ANY_MODE_KEY).with_mode("pic");
     assert_eq!(other.ask(&asked, MAX_TOKENS, false).unwrap().hypic["segments"]["built"], 6);
