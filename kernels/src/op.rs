@@ -19,7 +19,9 @@ use crate::random::RandomMatrix;
 pub use crate::stored::{Checked, HostLayer, StoredPart};
 
 pub use crate::error::OpError;
-pub use apart::{add_experts_apart, add_mixture_apart, full_mixer_apart, linears_apart, widened};
+pub use apart::{
+    add_experts_apart, add_mixture_apart, full_mixer_apart, linears_apart, norm_linears_apart, widened,
+};
 pub use input::{
     ExpertShape, Experts, FullInput, Gates, HeadGate, HeadNorms, LinearInput, Norm, NormWeight, SharedExpert,
 };
@@ -247,6 +249,18 @@ pub trait Device: Send + Sync + 'static {
     {
         linears_apart(self, x, weights)
     }
+    /// [`Device::linears`] of the norm of whole rows.
+    fn norm_linears<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        norm: &Norm<'_, Self>,
+        weights: [&Self::Weight; N],
+    ) -> Result<[Self::Tensor; N], OpError>
+    where
+        Self: Sized,
+    {
+        norm_linears_apart(self, x, norm, weights)
+    }
     /// What `needs` asks of each row of `x W^T`, on the host and never rounded below fp32: scores to choose tokens by.
     /// Waits for the device.
     fn scores(&self, x: &Self::Tensor, weight: &Self::Weight, needs: &[Need])
@@ -308,19 +322,19 @@ pub trait Device: Send + Sync + 'static {
     {
         add_experts_apart(self, into, x, experts, shared)
     }
-    /// [`Device::add_norm`] of `mixed` into `x`, [`Device::add_experts`] of that norm, and [`Device::rms_norm`] of the sums
-    /// for what comes behind, if it is asked for: a layer from its mixer on. The norms are over whole rows.
+    /// [`Device::add_norm`] of `mixed` into `x`, and [`Device::add_experts`] of that norm: a layer from its mixer on. The norm
+    /// is over whole rows.
     fn add_mixture(
         &self,
         x: &mut Self::Tensor,
         mixed: &Self::Tensor,
-        norms: (&Norm<'_, Self>, Option<&Norm<'_, Self>>),
+        norm: &Norm<'_, Self>,
         (experts, shared): (&Experts<'_, Self>, Option<&SharedExpert<'_, Self>>),
-    ) -> Result<Option<Self::Tensor>, OpError>
+    ) -> Result<(), OpError>
     where
         Self: Sized,
     {
-        add_mixture_apart(self, x, mixed, norms, (experts, shared))
+        add_mixture_apart(self, x, mixed, norm, (experts, shared))
     }
 
     // --- mixers ---

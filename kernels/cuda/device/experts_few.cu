@@ -1,7 +1,6 @@
 // A mixture of experts for few rows: every weight that somebody chose streams once, and nothing is sorted. A block finds the rows of its
 // expert in the choices by itself, and of very few rows it makes their choices too. The expert that all rows share rides along.
 #include "choice.cuh"
-#include "norm.cuh"
 #include "stream.cuh"
 
 constexpr int MOST_MEMBERS = 256;  // of an expert: twice the rows of a step, as a row without a number may choose one twice
@@ -267,67 +266,60 @@ KERNEL(128, experts_few_sum)(const float* __restrict__ said, const float* __rest
 }
 REGISTER(experts_few_sum)
 
-// The same of four values from `i` on, with eight experts' on their way at once: of one row there is nothing else to do.
-DEV void add_said(Four& sum, const float* said, const float* shared_said, const float* weights, const float* gate, int row, int i,
-                  int hidden, int top, int is_shared) {
-  constexpr int EACH = 8;
-  auto add = [&](float weight, const Four& values) {
-    for (int j = 0; j < 4; ++j) sum.at[j] += weight * values.at[j];
-  };
-  const Four shared = is_shared ? read_four(shared_said + (size_t)row * hidden + i) : Four{};
-  const float share = is_shared ? sigmoid(gate[row]) : 0.f;
-  for (int first = 0; first < top; first += EACH) {
-    const size_t assignment = (size_t)row * top + first;
-    Four values[EACH];
-    float each[EACH];
-#pragma unroll
-    for (int k = 0; k < EACH; ++k)
-      if (first + k < top) {
-        values[k] = read_four(said + (assignment + k) * hidden + i);
-        each[k] = weights[assignment + k];
-      }
-#pragma unroll
-    for (int k = 0; k < EACH; ++k)
-      if (first + k < top) add(each[k], values[k]);
-  }
-  if (is_shared) add(share, shared);
-}
-
-// The same for whole rows, and y [rows, hidden] = their norm, of the sums as they are stored: `rms_norm`, bit for bit. One block for a row;
-// hidden a multiple of 4. Dynamic shared memory: a row in fp32.
-constexpr int SUM_THREADS = 512;
-KERNEL(SUM_THREADS, experts_few_sum_norm)(const float* said, const float* shared_said, const float* weights, const float* gate, bf16* out,
-                                          const float* w, bf16* y, int hidden, int top, int is_shared, float offset, float eps) {
-  DYNAMIC_SHARED(memory);
-  SHARED float part[SUM_THREADS / 32];
-  float* const sums = (float*)memory;
-  const int row = blockIdx.x, mine = 4 * threadIdx.x;
-  const size_t at = (size_t)row * hidden;
+// The downs of one row and their sum: out [hidden] += as `experts_few_sum`, bit for bit. A block has 16 outputs and a warp for each expert
+// that the row chose, then for the shared one; of at most 512 terms, so that a warp has a whole sum. It makes the choice once more, before
+// what lies between is there.
+constexpr int ONE_ROW_WARPS = 16;
+template <int AHEAD, int CODES>
+DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const void* down, const void* shared_down,
+                  const float* factors, const float* shared_factors, Choices choices, const float* __restrict__ gate, bf16* __restrict__ out,
+                  int hidden, int width, int shared_width) {
+  SHARED float weights[ONE_ROW_WARPS], said[ONE_ROW_WARPS][STREAM_OUTER];
+  const int number = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, top = choices.top;
+  const bool is_shared = number == top;
   let_others_start();
-  const Four weight = mine < hidden ? read_four(w + mine) : Four{};
-  await_inputs();
-  for (int i = mine; i < hidden; i += 4 * SUM_THREADS) {
-    Four sum = read_four(out + at + i);
-    add_said(sum, said, shared_said, weights, gate, row, i, hidden, top, is_shared);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      bf16 stored;
-      store(stored, sum.at[j]);
-      sum.at[j] = f32(stored);
-    }
-    write_four(sums + i, sum);
-    write_four(out + at + i, sum);
+  choices.make(weights);
+  const int wide = is_shared ? shared_width : width;
+  const size_t row = (is_shared ? 0 : (size_t)choices.chosen[number] * hidden) + blockIdx.x * STREAM_OUTER + g;
+  const bf16* const in = is_shared ? shared_inner : inner + (size_t)number * width;
+  float sums[4] = {};
+  auto multiply = [&](auto stream, int first) {
+    await_inputs();
+    stream.multiply(sums, g == 0 ? in + first : nullptr);
+  };
+  const float* const scale = is_shared ? shared_factors : factors;
+  if (CODES > 0 && scale != nullptr) {
+    const uint8_t* const weight = (const uint8_t*)(is_shared ? shared_down : down);
+    multiply(ask_share<(CODES > 0 ? CODES : 1)>(row_of(weight, scale, row, wide), row_of(weight, scale, row + 8, wide), wide, 1, true),
+             first_term<uint8_t>(wide, 1));
+  } else {
+    const bf16* const weight = (const bf16*)(is_shared ? shared_down : down);
+    multiply(ask_share<AHEAD>(row_of(weight, nullptr, row, wide), row_of(weight, nullptr, row + 8, wide), wide, 1, true), first_term<bf16>(wide, 1));
+  }
+  if (lane % 4 == 0) {
+    said[number][g] = sums[0];
+    said[number][g + 8] = sums[2];
   }
   sync();
-  float scale;
-  if (hidden <= NARROW_NORM) {
-    scale = inverse_rms<32>(sums, threadIdx.x & 31, hidden, eps);
-  } else {
-    // The first 128 threads add up squares, in the order of a norm by itself.
-    const float squares = threadIdx.x < 128 ? squares_of<128>(sums, threadIdx.x, hidden) : 0.f;
-    scale = 1.f / sqrtf(block_sum<128>(squares, part) / hidden + eps);
-  }
-  for (int i = mine; i < hidden; i += 4 * SUM_THREADS)
-    write_four(y + at + i, normed(read_four(sums + i), i == mine ? weight : read_four(w + i), scale, offset));
+  if (threadIdx.x >= STREAM_OUTER) return;
+  bf16& at = out[blockIdx.x * STREAM_OUTER + threadIdx.x];
+  float sum = f32(at);
+  for (int k = 0; k < top; ++k) sum += weights[k] * said[k][threadIdx.x];
+  if (shared_width > 0) sum += sigmoid(gate[0]) * said[top][threadIdx.x];
+  store(at, sum);
 }
-REGISTER(experts_few_sum_norm)
+KERNEL(32 * ONE_ROW_WARPS, experts_few_down_one)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
+                                                 const float* logits, const float* gate, bf16* out, int top, int experts, int hidden,
+                                                 int width, int shared_width, int renormalise) {
+  const Choices choices = {nullptr, logits, 1, top, experts, renormalise};
+  down_one<8, 0>(inner, shared_inner, down, shared_down, nullptr, nullptr, choices, gate, out, hidden, width, shared_width);
+}
+REGISTER(experts_few_down_one)
+KERNEL(32 * ONE_ROW_WARPS, experts_few_down_one_codes)(const bf16* inner, const bf16* shared_inner, const void* down,
+                                                       const void* shared_down, const float* factors, const float* shared_factors,
+                                                       const float* logits, const float* gate, bf16* out, int top, int experts, int hidden,
+                                                       int width, int shared_width, int renormalise) {
+  const Choices choices = {nullptr, logits, 1, top, experts, renormalise};
+  down_one<8, 4>(inner, shared_inner, down, shared_down, factors, shared_factors, choices, gate, out, hidden, width, shared_width);
+}
+REGISTER(experts_few_down_one_codes)

@@ -87,30 +87,30 @@ PRODUCT_FEW_CODES(float, f32, 4, 4)
 PRODUCT_FEW_CODES(bf16, bf16_deep, 16, 8)
 PRODUCT_FEW_CODES(float, f32_deep, 16, 8)
 
-// The same for the norm of sums: sums = x + r, normed = sums / rms(sums) * (offset + w) as `add_norm` makes them, bit for bit, and
-// y_m = normed w_m^T. Every block makes all norms for itself, and the first one writes them: of one or two rows that is less than a launch.
-// x, r, sums, normed [rows, inner]; sums are not x, which other blocks still read. Dynamic shared memory: a row and 16 bytes for each row.
-KERNEL(32 * STREAM_WARPS, add_norm_product_few)(const bf16* x, const bf16* r, const float* w, bf16* sums, bf16* normed_rows, const bf16* w0,
-                                                const bf16* w1, const bf16* w2, const bf16* w3, float* y0, float* y1, float* y2, float* y3,
-                                                int outer0, int outer1, int outer2, int outer3, int rows, int inner, int split,
-                                                float offset, float eps) {
-  DYNAMIC_SHARED(memory);
-  SHARED float part[STREAM_WARPS];
-  constexpr int THREADS = 128, EACH = 4, PASS = 4 * THREADS;  // of the norm by itself; fours of a thread on their way at once
-  const int stride = inner + 8, first = 4 * threadIdx.x;
-  const bool works = threadIdx.x < THREADS, writes = blockIdx.x == 0;
-  const auto wait = [&] {
-    Four weight[EACH];
+// Norms of rows, or of the sums of two, which every block makes for itself: of one or two rows that is less than a launch. `add_norm` and
+// `rms_norm`, bit for bit. All rows [rows, inner]; a row in shared memory begins `stride` values behind the last one.
+struct NormedRows {
+  const bf16 *x, *r;    // r: what is added to x, or null
+  const float* weight;  // [inner]
+  bf16 *sums, *normed;  // what the first block writes, or null; sums are not x, which other blocks still read
+  float offset, eps;
+
+  DEV_MEMBER const bf16* make(bf16* memory, int stride, int rows, int inner) const {
+    SHARED float part[STREAM_WARPS];
+    constexpr int THREADS = 128, EACH = 4, PASS = 4 * THREADS;  // of the norm by itself; fours of a thread on their way at once
+    const int first = 4 * threadIdx.x;
+    const bool works = threadIdx.x < THREADS, writes = blockIdx.x == 0;
+    Four of[EACH];
     auto ask_weight = [&](int from) {
 #pragma unroll
       for (int n = 0; n < EACH; ++n)
-        if (works && from + n * PASS < inner) weight[n] = read_four(w + from + n * PASS);
+        if (works && from + n * PASS < inner) of[n] = read_four(weight + from + n * PASS);
     };
     ask_weight(first);
     await_inputs();
     for (int number = 0; number < rows; ++number) {
       const size_t at = (size_t)number * inner;
-      bf16* const row = (bf16*)memory + number * stride;
+      bf16* const row = memory + number * stride;
       float squares = 0.f;
       for (int from = first; works && from < inner; from += EACH * PASS) {
         Four old[EACH], more[EACH];
@@ -118,14 +118,16 @@ KERNEL(32 * STREAM_WARPS, add_norm_product_few)(const bf16* x, const bf16* r, co
         for (int n = 0; n < EACH; ++n)
           if (const int i = from + n * PASS; i < inner) {
             old[n] = read_four(x + at + i);
-            more[n] = read_four(r + at + i);
+            if (r != nullptr) more[n] = read_four(r + at + i);
           }
 #pragma unroll
         for (int n = 0; n < EACH; ++n)
           if (const int i = from + n * PASS; i < inner) {
-            add_four<bf16>(old[n], more[n], squares);
+            if (r != nullptr) add_four<bf16>(old[n], more[n], squares);
+            else
+              for (int j = 0; j < 4; ++j) squares += old[n].at[j] * old[n].at[j];
             write_four(row + i, old[n]);
-            if (writes) write_four(sums + at + i, old[n]);
+            if (writes && sums != nullptr) write_four(sums + at + i, old[n]);
           }
       }
       const float scale = 1.f / sqrtf(block_sum<THREADS>(squares, part) / inner + eps);
@@ -134,16 +136,48 @@ KERNEL(32 * STREAM_WARPS, add_norm_product_few)(const bf16* x, const bf16* r, co
 #pragma unroll
         for (int n = 0; n < EACH; ++n)
           if (const int i = from + n * PASS; i < inner) {
-            const Four y = normed(read_four(row + i), weight[n], scale, offset);
+            const Four y = ::normed(read_four(row + i), of[n], scale, offset);
             write_four(row + i, y);
-            if (writes) write_four(normed_rows + at + i, y);
+            if (writes && normed != nullptr) write_four(normed + at + i, y);
           }
       }
     }
     sync();
-    return (const bf16*)memory;
-  };
+    return memory;
+  }
+};
+#define NORMED_ROWS(...)                                                                    \
+  DYNAMIC_SHARED(memory);                                                                   \
+  const NormedRows normed_rows = {__VA_ARGS__};                                             \
+  const int stride = inner + 8;                                                             \
+  const auto wait = [&] { return normed_rows.make((bf16*)memory, stride, rows, inner); };
+
+// The same of sums = x + r and normed = sums / rms(sums) * (offset + w), which the first block writes, with sums in fp32.
+KERNEL(32 * STREAM_WARPS, add_norm_product_few)(const bf16* x, const bf16* r, const float* w, bf16* sums, bf16* normed, const bf16* w0,
+                                                const bf16* w1, const bf16* w2, const bf16* w3, float* y0, float* y1, float* y2, float* y3,
+                                                int outer0, int outer1, int outer2, int outer3, int rows, int inner, int split,
+                                                float offset, float eps) {
+  NORMED_ROWS(x, r, w, sums, normed, offset, eps)
   const Parts<float> parts = {{w0, w1, w2, w3}, {}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};
   product_few<16, 0, true>(parts, wait, stride, rows, inner, split);
 }
 REGISTER(add_norm_product_few)
+// The same of x / rms(x) * (offset + w), of as many blocks as stream at once.
+KERNEL_OF_MANY(32 * STREAM_WARPS, 3, norm_product_few)(const bf16* x, const float* w, const bf16* w0, const bf16* w1, const bf16* w2,
+                                                       const bf16* w3, bf16* y0, bf16* y1, bf16* y2, bf16* y3, int outer0, int outer1,
+                                                       int outer2, int outer3, int rows, int inner, int split, float offset, float eps) {
+  NORMED_ROWS(x, nullptr, w, nullptr, nullptr, offset, eps)
+  const Parts<bf16> parts = {{w0, w1, w2, w3}, {}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};
+  product_few<4, 0, true>(parts, wait, stride, rows, inner, split);
+}
+REGISTER(norm_product_few)
+KERNEL_OF_MANY(32 * STREAM_WARPS, 3, norm_product_few_codes)(const bf16* x, const float* w, const void* w0, const void* w1, const void* w2,
+                                                             const void* w3, const float* f0, const float* f1, const float* f2,
+                                                             const float* f3, bf16* y0, bf16* y1, bf16* y2, bf16* y3, int outer0,
+                                                             int outer1, int outer2, int outer3, int rows, int inner, int split,
+                                                             float offset, float eps) {
+  NORMED_ROWS(x, nullptr, w, nullptr, nullptr, offset, eps)
+  const Parts<bf16> parts = {{w0, w1, w2, w3}, {f0, f1, f2, f3}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};
+  product_few<4, 4, true>(parts, wait, stride, rows, inner, split);
+}
+REGISTER(norm_product_few_codes)

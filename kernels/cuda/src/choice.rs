@@ -137,6 +137,15 @@ pub(crate) fn norms_in_place(rows: usize) -> bool {
     rows <= FUSED_ROWS
 }
 
+/// Experts of a row, the shared one among them, whose downs a block adds up: a size of device/experts_few.cu.
+const SUMMED_EXPERTS: usize = 16;
+
+/// Whether the downs of `rows` rows, of `top` experts and perhaps a shared one at most `wide` wide, are added up where they are
+/// made: of one row, by blocks in which a warp has an expert's whole sum.
+pub(crate) fn sums_in_place(rows: usize, top: usize, wide: usize) -> bool {
+    rows == 1 && top < SUMMED_EXPERTS && shares_of(wide).split == 1
+}
+
 /// Rows up to which the recurrence of a step has one block for a head, which norms it: of 32 heads these run at once.
 const WHOLE_HEAD_ROWS: usize = 4;
 
@@ -145,13 +154,20 @@ pub(crate) fn norms_in_step(rows: usize) -> bool {
     rows <= WHOLE_HEAD_ROWS
 }
 
-/// Rows that every block of a product adds up and norms by itself, and their widest: they lie in shared memory.
-const ADDED_ROWS: usize = 2;
-const ADDED_WIDTH: usize = 8192;
+/// Rows that every block of a product norms by itself, and their widest: they lie in shared memory.
+const NORMED_ROWS: usize = 2;
+const NORMED_WIDTH: usize = 8192;
+/// Rows up to this wide take a warp each where they are normed by themselves: a size of device/norm.cuh.
+const NARROW_NORM: usize = 256;
 
-/// Whether a sum of rows and its norm are made by every block of the product that reads them.
+/// Whether the norm of a sum of rows is made by every block of the product that reads it.
 pub(crate) fn adds_in_place(rows: usize, width: usize) -> bool {
-    rows <= ADDED_ROWS && width <= ADDED_WIDTH
+    rows <= NORMED_ROWS && width <= NORMED_WIDTH
+}
+
+/// The same of the norm of rows: narrow ones are added up in another order.
+pub(crate) fn norms_in_product(rows: usize, width: usize) -> bool {
+    adds_in_place(rows, width) && width > NARROW_NORM
 }
 
 /// Logits of a part of a row, of which a block finds the largest.
@@ -254,6 +270,9 @@ mod tests {
         assert!(is_wide(576, 128, 132) && !is_wide(576, 256, 132) && !is_wide(17 * 64, 128, 132));
         assert!(chooses_in_place(8, 32) && !chooses_in_place(9, 1) && !chooses_in_place(8, 33));
         assert!(adds_in_place(2, 8192) && !adds_in_place(3, 64) && !adds_in_place(1, 8224));
+        assert!(norms_in_product(1, 257) && !norms_in_product(1, 256) && !norms_in_product(3, 2048));
+        assert!(sums_in_place(1, 15, 512) && !sums_in_place(2, 1, 512));
+        assert!(!sums_in_place(1, 16, 512) && !sums_in_place(1, 8, 544));
         assert!(norms_in_step(4) && !norms_in_step(5));
         assert!(norms_in_place(8) && !norms_in_place(9));
         let shares =

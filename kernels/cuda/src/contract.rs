@@ -324,6 +324,15 @@ impl<E: Float> op::Device for CudaDevice<E> {
         few::linears(self, x, weights)
     }
 
+    fn norm_linears<const N: usize>(
+        &self,
+        x: &Tensor<E>,
+        norm: &Norm<'_, Self>,
+        weights: [&Weight<E>; N],
+    ) -> Result<[Tensor<E>; N], OpError> {
+        few::norm_linears(self, x, norm, weights)
+    }
+
     fn scores(&self, x: &Tensor<E>, weight: &Weight<E>, needs: &[Need]) -> Result<Vec<Logits>, OpError> {
         scores::scores(self, x, weight, needs)
     }
@@ -427,10 +436,10 @@ impl<E: Float> op::Device for CudaDevice<E> {
         &self,
         x: &mut Tensor<E>,
         mixed: &Tensor<E>,
-        norms: (&Norm<'_, Self>, Option<&Norm<'_, Self>>),
+        norm: &Norm<'_, Self>,
         experts: (&Experts<'_, Self>, Option<&SharedExpert<'_, Self>>),
-    ) -> Result<Option<Tensor<E>>, OpError> {
-        few::add_mixture(self, x, mixed, norms, experts)
+    ) -> Result<(), OpError> {
+        few::add_mixture(self, x, mixed, norm, experts)
     }
 
     fn linear_mixer(

@@ -1,6 +1,6 @@
 use half::bf16;
 
-use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, chooses_in_place, is_wide, shares_of};
+use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, chooses_in_place, is_wide, shares_of, sums_in_place};
 use crate::codes::Matrix;
 use crate::experts::MOST_EXPERTS;
 use crate::launch::Launch;
@@ -8,9 +8,8 @@ use crate::memory::{Float, Fresh};
 use crate::product_few::{CHUNK, TILE_OUTER, TILE_ROWS};
 use crate::{Buffer, Device, Error, Experts, Result, Scores};
 
-// Sizes of device/experts_few.cu: outputs of a tile of gate and up, threads of a row's sums and norm.
+/// Outputs of a tile of gate and up: a size of device/experts_few.cu.
 const TILE_INNER: usize = 8;
-const SUM_THREADS: usize = 512;
 
 /// Matrices of experts, one behind the other.
 #[derive(Clone, Copy)]
@@ -61,18 +60,6 @@ impl Choice<'_> {
     }
 }
 
-/// The norm of rows of sums: [`rms_norm`](crate::rms_norm), bit for bit.
-pub struct NormOfSums<'a, E: Float> {
-    /// `[hidden]`.
-    pub weight: &'a Buffer<f32>,
-    /// 1 for zero-centred weights, else 0.
-    pub offset: f32,
-    /// What is added to the mean of squares.
-    pub eps: f32,
-    /// `[rows, hidden]`.
-    pub y: &'a mut Buffer<E>,
-}
-
 /// A mixture of experts over few rows.
 pub struct ExpertsFew<'a, E: Float> {
     /// Rows, `[rows, hidden]`.
@@ -89,13 +76,11 @@ pub struct ExpertsFew<'a, E: Float> {
     pub shared: Option<(ExpertWeights<'a, E>, &'a Buffer<f32>)>,
     /// `[rows, hidden]`; what the experts say is added to it.
     pub out: &'a mut Buffer<E>,
-    /// The norm of the sums, if it is asked for.
-    pub norm: Option<NormOfSums<'a, E>>,
 }
 
-/// `out += sum of share times down(silu(gate x) * up x)` over what each row chose, and the shared expert, and the norm of
-/// that: three launches, in which every weight that somebody chose streams once for each eight of its rows. A row's results
-/// do not depend on the other rows.
+/// `out += sum of share times down(silu(gate x) * up x)` over what each row chose, and the shared expert: three launches, two
+/// of one row, in which every weight that somebody chose streams once for each eight of its rows. A row's results do not
+/// depend on the other rows.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, for other formats than bf16, or too many rows;
@@ -104,15 +89,20 @@ pub fn experts_few<E: Float>(device: &Device, run: ExpertsFew<'_, E>) -> Result<
     let Some(sizes) = run.sizes()? else {
         return Ok(());
     };
-    let Sizes { numbers: [rows, top, _, hidden, width, apart], .. } = sizes;
+    let Sizes { numbers: [rows, top, _, hidden, width, apart], wide, .. } = sizes;
     let assignments = rows * top;
     let mut inner: Buffer<E> = Buffer::fresh(device, assignments * width, Fresh::Anything)?;
     let mut inner_apart: Buffer<E> = Buffer::fresh(device, rows * apart, Fresh::Anything)?;
+    let mut shares: Buffer<f32> = Buffer::fresh(device, assignments, Fresh::Anything)?;
+    gate_up(device, &run, sizes, [&mut inner, &mut inner_apart], &mut shares)?;
+    if let Choice::By(scores) = run.choice
+        && sums_in_place(rows, top, wide)
+    {
+        return down_one(device, run, sizes, [&inner, &inner_apart], scores);
+    }
     let mut said: Buffer<f32> = Buffer::fresh(device, assignments * hidden, Fresh::Anything)?;
     let mut said_apart: Buffer<f32> =
         Buffer::fresh(device, if apart > 0 { rows * hidden } else { 0 }, Fresh::Anything)?;
-    let mut shares: Buffer<f32> = Buffer::fresh(device, assignments, Fresh::Anything)?;
-    gate_up(device, &run, sizes, [&mut inner, &mut inner_apart], &mut shares)?;
     down(device, &run, sizes, [&inner, &inner_apart], [&mut said, &mut said_apart])?;
     let weights = match run.choice {
         Choice::Made(made) => &made.weights,
@@ -142,10 +132,6 @@ impl<E: Float> ExpertsFew<'_, E> {
         let rows = self.x.len() / hidden;
         Error::unless(rows <= FEW_ROWS_OF_EXPERTS, "rows", format!("at most {FEW_ROWS_OF_EXPERTS}"), rows)?;
         Error::unless(self.out.len() == self.x.len(), "the sums", self.x.len(), self.out.len())?;
-        if let Some(norm) = &self.norm {
-            Error::unless(norm.weight.len() == hidden, "the norm's weight", hidden, norm.weight.len())?;
-            Error::unless(norm.y.len() == self.x.len(), "the norms", self.x.len(), norm.y.len())?;
-        }
         self.routed.check(experts, hidden)?;
         if let Some((weights, gates)) = &self.shared {
             weights.check(1, hidden)?;
@@ -236,16 +222,28 @@ fn sum<E: Float>(
 ) -> Result<()> {
     let (hidden, gates) = (run.hidden, run.shared.map(|(_, gates)| gates));
     let numbers = [hidden, top, usize::from(gates.is_some())];
-    let Some(NormOfSums { weight, offset, eps, y }) = run.norm else {
-        let launch = Launch::new(device, "experts_few_sum", [rows, hidden.div_ceil(128), 1], 128);
-        let launch = launch.overlapping().read(said).read(said_apart).read(weights).read_if(gates);
-        return numbers.into_iter().fold(launch.write(run.out), Launch::int).run();
-    };
-    let launch = Launch::new(device, "experts_few_sum_norm", [rows, 1, 1], SUM_THREADS);
-    let launch = launch.shared(hidden * size_of::<f32>()).overlapping();
-    let launch = launch.read(said).read(said_apart).read(weights).read_if(gates);
-    let launch = launch.write(run.out).read(weight).write(y);
-    numbers.into_iter().fold(launch, Launch::int).float(offset).float(eps).run()
+    let launch = Launch::new(device, "experts_few_sum", [rows, hidden.div_ceil(128), 1], 128);
+    let launch = launch.overlapping().read(said).read(said_apart).read(weights).read_if(gates);
+    numbers.into_iter().fold(launch.write(run.out), Launch::int).run()
+}
+
+/// Downs and sums of one row at once.
+fn down_one<E: Float>(
+    device: &Device,
+    run: ExpertsFew<'_, E>,
+    Sizes { numbers: [_, top, experts, hidden, width, apart], .. }: Sizes,
+    [inner, inner_apart]: [&Buffer<E>; 2],
+    scores: Scores<'_>,
+) -> Result<()> {
+    let ExpertsFew { routed, shared, out, .. } = run;
+    let (warps, gates) = (top + usize::from(apart > 0), shared.map(|(_, gates)| gates));
+    let both = [Some(routed.down), shared.map(|(weights, _)| weights.down)];
+    let kernel = if is_coded(both) { "experts_few_down_one_codes" } else { "experts_few_down_one" };
+    let launch = Launch::new(device, kernel, [hidden / TILE_OUTER, 1, 1], 32 * warps).overlapping();
+    let launch = with_weights(launch.read(inner).read(inner_apart), both);
+    let launch = launch.read(scores.logits).read_if(gates).write(out);
+    let numbers = [top, experts, hidden, width, apart, usize::from(scores.renormalise)];
+    numbers.into_iter().fold(launch, Launch::int).run()
 }
 
 /// Whether the kernel reads codes.

@@ -80,7 +80,7 @@ pub use device::{Device, Order};
 pub use draw::{Draw, DrawnLogits, draw_logits};
 pub use error::Error;
 pub use experts::{Routes, Sent, route};
-pub use experts_few::{Choice, ExpertWeights, ExpertsFew, NormOfSums, experts_few};
+pub use experts_few::{Choice, ExpertWeights, ExpertsFew, experts_few};
 pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, gdn_chunks_one, has_gdn_chunks, join_pieces};
 pub use graph::Graph;
 pub use hypic_domain::model::FullShape;
@@ -89,7 +89,9 @@ pub use mla::{Mla, mla, store_latent};
 pub use norm::{add_norm, gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 pub use product::{ProductSize, product, product_plain};
-pub use product_few::{FewPart, MOST_WEIGHTS, SumAndNorm, add_norm_product_few, product_few};
+pub use product_few::{
+    FewPart, MOST_WEIGHTS, NormedRows, SumAndNorm, add_norm_product_few, norm_product_few, product_few,
+};
 pub use random::random_values;
 pub use recurrence::{Recurrence, Summaries, recurrence, recurrence_chunks};
 pub use rotate::state_rotate;

@@ -1,6 +1,6 @@
 use half::bf16;
 
-use crate::choice::{Shares, adds_in_place, reads_deep, shares_of};
+use crate::choice::{Shares, adds_in_place, norms_in_product, reads_deep, shares_of};
 use crate::codes::Matrix;
 use crate::launch::Launch;
 use crate::memory::Float;
@@ -81,10 +81,54 @@ pub fn add_norm_product_few<E: Float>(
     Error::unless(weight.len() == inner, "the norm's weight", inner, weight.len())?;
     Error::unless(!is_coded(&parts), "weights of scores", "values", "codes")?;
     let grid = Grid::new([rows, inner], &parts)?;
-    let shared = rows * (inner + SHARED_GAP) * size_of::<E>();
     let launch = Launch::new(device, "add_norm_product_few", grid.blocks, grid.threads).overlapping();
-    let launch = launch.shared(shared).read(x).read(r).read(weight).write(sums).write(normed);
+    let launch =
+        launch.shared(room_of::<E>([rows, inner])).read(x).read(r).read(weight).write(sums).write(normed);
     with_parts(launch, parts).int(rows).int(inner).int(grid.split).float(offset).float(eps).run()
+}
+
+/// Rows and their norms, for [`norm_product_few`].
+pub struct NormedRows<'a, E: Float> {
+    /// `[rows, inner]`.
+    pub x: &'a Buffer<E>,
+    /// Weight of the norm, `[inner]`.
+    pub weight: &'a Buffer<f32>,
+    /// 1 for zero-centred weights, else 0.
+    pub offset: f32,
+    /// What is added to the mean of squares.
+    pub eps: f32,
+}
+
+/// [`product_few`] of the [`rms_norm`](crate::rms_norm) of rows, in one launch and with the same bits: of at most two rows,
+/// 257 to 8192 wide.
+///
+/// # Errors
+/// As [`product_few`], and for more rows.
+pub fn norm_product_few<E: Float>(
+    device: &Device,
+    run: NormedRows<'_, E>,
+    [rows, inner]: [usize; 2],
+    parts: Vec<FewPart<'_, E, E>>,
+) -> Result<()> {
+    let NormedRows { x, weight, offset, eps } = run;
+    Error::unless(
+        norms_in_product(rows, inner),
+        "rows",
+        "so few, and so wide, that each block norms them",
+        rows,
+    )?;
+    Error::unless(x.len() == rows * inner, "the rows", rows * inner, x.len())?;
+    Error::unless(weight.len() == inner, "the norm's weight", inner, weight.len())?;
+    let grid = Grid::new([rows, inner], &parts)?;
+    let kernel = if is_coded(&parts) { "norm_product_few_codes" } else { "norm_product_few" };
+    let launch = Launch::new(device, kernel, grid.blocks, grid.threads).overlapping();
+    let launch = launch.shared(room_of::<E>([rows, inner])).read(x).read(weight);
+    with_parts(launch, parts).int(rows).int(inner).int(grid.split).float(offset).float(eps).run()
+}
+
+/// Bytes of shared memory for rows.
+fn room_of<E: Float>([rows, inner]: [usize; 2]) -> usize {
+    rows * (inner + SHARED_GAP) * size_of::<E>()
 }
 
 /// Blocks of a launch, after a check of its sizes.

@@ -70,36 +70,12 @@ impl<D: Device> Qwen3Next<D> {
         Norm { weight, width: self.spec.hidden, style: NormWeight::ZeroCentred, eps: self.eps }
     }
 
-    fn normed(&self, device: &D, x: &D::Tensor, weight: &D::Weight) -> Result<D::Tensor, OpError> {
-        let Norm { weight, width, style, eps } = self.norm(weight);
-        device.rms_norm(x, weight, width, style, eps)
-    }
-
     fn part(&self, layer: usize) -> Result<&Layer<D>, OpError> {
         self.layers.get(layer).ok_or_else(|| OpError::Shape {
             op: "layer",
             expected: format!("a layer below {}", self.layers.len()),
             found: layer.to_string(),
         })
-    }
-
-    /// One layer over `x`, whose norm is `normed`: what it leaves in `x`; the norm of that before the next layer, unless one
-    /// stops here.
-    fn advance(
-        &self,
-        device: &D,
-        (layer, stops): (usize, bool),
-        plan: &Plan<D>,
-        memory: Memory<'_, D>,
-        (x, normed): (&mut D::Tensor, &D::Tensor),
-    ) -> Result<Option<D::Tensor>, OpError> {
-        let parts = self.part(layer)?;
-        let mixed = match &parts.mixer {
-            Mixer::Linear(mixer) => mixer.forward(device, layer, plan, memory.states, normed)?,
-            Mixer::Full(mixer) => mixer.forward(device, (layer, &self.rope), plan, memory.pages, normed)?,
-        };
-        let next = self.layers.get(layer + 1).filter(|_| !stops).map(|next| self.norm(&next.before));
-        parts.mlp.add_to(device, x, &mixed, (&self.norm(&parts.between), next.as_ref()))
     }
 }
 
@@ -120,32 +96,20 @@ impl<D: Device> Model<D> for Qwen3Next<D> {
         memory: Memory<'_, D>,
         mut x: D::Tensor,
     ) -> Result<D::Tensor, OpError> {
-        let normed = self.normed(device, &x, &self.part(layer)?.before)?;
-        self.advance(device, (layer, true), plan, memory, (&mut x, &normed))?;
+        let parts = self.part(layer)?;
+        let before = (&x, &self.norm(&parts.before));
+        let mixed = match &parts.mixer {
+            Mixer::Linear(mixer) => mixer.forward(device, layer, plan, memory.states, before)?,
+            Mixer::Full(mixer) => mixer.forward(device, (layer, &self.rope), plan, memory.pages, before)?,
+        };
+        parts.mlp.add_to(device, &mut x, &mixed, &self.norm(&parts.between))?;
         Ok(x)
-    }
-
-    // Without a stop between layers, the sums of one and the norm of the next are asked for together.
-    fn step(&self, device: &D, plan: &Plan<D>, memory: Memory<'_, D>) -> Result<D::Tensor, OpError> {
-        device.step(plan, memory.states, memory.pages, &mut |states, pages| {
-            let mut x = self.embed(device, plan)?;
-            let mut normed = match self.layers.first() {
-                Some(first) => Some(self.normed(device, &x, &first.before)?),
-                None => None,
-            };
-            let mut layer = 0;
-            while let Some(rows) = normed {
-                let memory = Memory { states: &mut *states, pages: &mut *pages };
-                normed = self.advance(device, (layer, false), plan, memory, (&mut x, &rows))?;
-                layer += 1;
-            }
-            Ok(x)
-        })
     }
 
     fn logits(&self, device: &D, x: &D::Tensor, rows: &[(usize, Need)]) -> Result<Vec<Logits>, OpError> {
         let (rows, needs): (Vec<_>, Vec<_>) = rows.iter().copied().unzip();
-        let normed = self.normed(device, &device.select(x, &rows)?, &self.norm)?;
+        let Norm { weight, width, style, eps } = self.norm(&self.norm);
+        let normed = device.rms_norm(&device.select(x, &rows)?, weight, width, style, eps)?;
         device.scores(&normed, self.head.as_ref().unwrap_or(&self.embedding), &needs)
     }
 }

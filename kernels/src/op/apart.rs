@@ -20,6 +20,20 @@ pub fn linears_apart<D: Device, const N: usize>(
     all.try_into().map_err(|_| OpError::shape("linears", N, found))
 }
 
+/// [`Device::norm_linears`] op by op.
+///
+/// # Errors
+/// As the ops.
+pub fn norm_linears_apart<D: Device, const N: usize>(
+    device: &D,
+    x: &D::Tensor,
+    norm: &Norm<'_, D>,
+    weights: [&D::Weight; N],
+) -> Result<[D::Tensor; N], OpError> {
+    let normed = device.rms_norm(x, norm.weight, norm.width, norm.style, norm.eps)?;
+    device.linears(&normed, weights)
+}
+
 /// [`Device::add_experts`] op by op.
 ///
 /// # Errors
@@ -48,12 +62,11 @@ pub fn add_mixture_apart<D: Device>(
     device: &D,
     x: &mut D::Tensor,
     mixed: &D::Tensor,
-    (before, after): (&Norm<'_, D>, Option<&Norm<'_, D>>),
+    norm: &Norm<'_, D>,
     (experts, shared): (&Experts<'_, D>, Option<&SharedExpert<'_, D>>),
-) -> Result<Option<D::Tensor>, OpError> {
-    let normed = device.add_norm(x, mixed, (before.weight, before.width), before.style, before.eps)?;
-    device.add_experts(x, &normed, experts, shared)?;
-    after.map(|norm| device.rms_norm(x, norm.weight, norm.width, norm.style, norm.eps)).transpose()
+) -> Result<(), OpError> {
+    let normed = device.add_norm(x, mixed, (norm.weight, norm.width), norm.style, norm.eps)?;
+    device.add_experts(x, &normed, experts, shared)
 }
 
 /// [`Device::full_mixer_gated`] op by op.

@@ -11,7 +11,7 @@ use hypic_domain::unit::Tokens;
 use hypic_kernels::op::{
     Checked, Device, ExpertShape, Experts, Export, FullInput, Gates, HeadGate, HeadNorms, HostLayer,
     HostTensor, LinearInput, Norm, NormWeight, OpError, SharedExpert, Split, StoredPart, add_mixture_apart,
-    full_mixer_apart,
+    full_mixer_apart, norm_linears_apart,
 };
 use hypic_kernels::plan::{BodyLayers, Context, PlacedBody, Plan, Record, Rule, Run, RunOp};
 use hypic_kernels::random::RandomMatrix;

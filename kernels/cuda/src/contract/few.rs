@@ -8,12 +8,14 @@ use super::experts::weights_of;
 use super::memory::Tensor;
 use super::weight::{Weight, product_of};
 use super::{CudaDevice, failed, offset_of, same_shape};
-use crate::choice::{adds_in_place, chooses_in_place, is_few_experts, is_few_product, norms_in_place};
+use crate::choice::{
+    adds_in_place, chooses_in_place, is_few_experts, is_few_product, norms_in_place, norms_in_product,
+};
 use crate::codes::Matrix;
 use crate::memory::Float;
 use crate::{
-    Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormOfSums, ProductSize,
-    Scores, SumAndNorm, add_norm_product_few, choose_experts, experts_few, product_few,
+    Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormedRows, ProductSize,
+    Scores, SumAndNorm, add_norm_product_few, choose_experts, experts_few, norm_product_few, product_few,
 };
 
 /// One product, in the form for its number of rows.
@@ -68,6 +70,40 @@ pub(super) fn linears<E: Float, const N: usize>(
     out.try_into().map_err(|_| OpError::shape(OP, N, made))
 }
 
+/// The same of the norm of rows, which every block makes of one or two.
+pub(super) fn norm_linears<E: Float, const N: usize>(
+    device: &CudaDevice<E>,
+    x: &Tensor<E>,
+    norm: &Norm<'_, CudaDevice<E>>,
+    weights: [&Weight<E>; N],
+) -> Result<[Tensor<E>; N], OpError> {
+    const OP: &str = "norm_linears";
+    let (rows, width) = (x.rows(), x.width);
+    let found = weights.into_iter().map(|weight| product_of(OP, x, weight)).collect::<Result<Vec<_>, _>>()?;
+    let are_few = found.iter().all(|(weight, size)| is_few(*weight, *size));
+    if !(are_few && norms_in_product(rows, width) && (1..=MOST_WEIGHTS).contains(&N)) {
+        return op::norm_linears_apart(device, x, norm, weights);
+    }
+    let (weight, offset, eps) = (weight_of(OP, norm, width)?, offset_of(norm.style), norm.eps);
+    let make = || {
+        let mut out = Vec::with_capacity(N);
+        for (_, size) in &found {
+            out.push(Tensor { values: device.output(size.rows * size.outer)?, width: size.outer });
+        }
+        let parts = found.iter().zip(&mut out).map(|((weight, size), y)| FewPart {
+            weight: *weight,
+            outer: size.outer,
+            y: &mut y.values,
+        });
+        let normed = NormedRows { x: &x.values, weight, offset, eps };
+        norm_product_few(&device.device, normed, [rows, width], parts.collect())?;
+        Ok(out)
+    };
+    let out: Vec<Tensor<E>> = make().map_err(failed(OP))?;
+    let made = out.len();
+    out.try_into().map_err(|_| OpError::shape(OP, N, made))
+}
+
 pub(super) fn add_experts<E: Float>(
     device: &CudaDevice<E>,
     into: &mut Tensor<E>,
@@ -81,33 +117,29 @@ pub(super) fn add_experts<E: Float>(
         return op::add_experts_apart(device, into, x, experts, shared);
     };
     let mut run =
-        || mixture.add_to(device, &mut into.values, (&x.values, &mixture.scores(device, &x.values)?), None);
+        || mixture.add_to(device, &mut into.values, (&x.values, &mixture.scores(device, &x.values)?));
     run().map_err(failed(OP))
 }
 
-/// The norms around a mixture: before it, and behind it if it is asked for.
-type Norms<'a, E> = (&'a Norm<'a, CudaDevice<E>>, Option<&'a Norm<'a, CudaDevice<E>>>);
 type Mixed<'a, E> = (&'a Experts<'a, CudaDevice<E>>, Option<&'a SharedExpert<'a, CudaDevice<E>>>);
 
 pub(super) fn add_mixture<E: Float>(
     device: &CudaDevice<E>,
     x: &mut Tensor<E>,
     mixed: &Tensor<E>,
-    (before, after): Norms<'_, E>,
+    norm: &Norm<'_, CudaDevice<E>>,
     (experts, shared): Mixed<'_, E>,
-) -> Result<Option<Tensor<E>>, OpError> {
+) -> Result<(), OpError> {
     const OP: &str = "add_mixture";
     same_shape(OP, x, mixed)?;
     let (rows, width) = (x.rows(), x.width);
     let mixture = if norms_in_place(rows) { Mixture::new(OP, x, experts, shared)? } else { None };
     let Some(mixture) = mixture else {
-        return op::add_mixture_apart(device, x, mixed, (before, after), (experts, shared));
+        return op::add_mixture_apart(device, x, mixed, norm, (experts, shared));
     };
-    let (weight, behind) =
-        (weight_of(OP, before, width)?, after.map(|after| weight_of(OP, after, width)).transpose()?);
+    let (weight, offset, eps) = (weight_of(OP, norm, width)?, offset_of(norm.style), norm.eps);
     let mut run = || {
         let mut normed = device.output(rows * width)?;
-        let (offset, eps) = (offset_of(before.style), before.eps);
         let scores = if adds_in_place(rows, width) {
             // Other blocks still read the terms while one writes the sums.
             let mut sums = device.output(rows * width)?;
@@ -121,16 +153,7 @@ pub(super) fn add_mixture<E: Float>(
             crate::add_norm(gpu, [&mut x.values, &mut normed], &mixed.values, weight, offset, eps)?;
             mixture.scores(device, &normed)?
         };
-        let mut y = match behind {
-            Some(_) => Some(device.output(rows * width)?),
-            None => None,
-        };
-        let norm = after.zip(behind).zip(y.as_mut()).map(|((after, weight), y)| {
-            let (offset, eps) = (offset_of(after.style), after.eps);
-            NormOfSums { weight, offset, eps, y }
-        });
-        mixture.add_to(device, &mut x.values, (&normed, &scores), norm)?;
-        Ok(y.map(|values| Tensor { values, width }))
+        mixture.add_to(device, &mut x.values, (&normed, &scores))
     };
     run().map_err(failed(OP))
 }
@@ -211,7 +234,6 @@ impl<'a, E: Float> Mixture<'a, E> {
         device: &CudaDevice<E>,
         out: &mut Buffer<E>,
         (x, Scored { logits, gates }): (&Buffer<E>, &Scored),
-        norm: Option<NormOfSums<'_, E>>,
     ) -> crate::Result<()> {
         let ExpertShape { experts, top, renormalise, .. } = self.shape;
         let gpu = &device.device;
@@ -224,7 +246,7 @@ impl<'a, E: Float> Mixture<'a, E> {
         };
         let shared = self.apart.map(|(weights, _)| (weights, gates));
         let (hidden, routed) = (self.hidden, self.routed);
-        experts_few(gpu, ExpertsFew { x, hidden, experts, choice, routed, shared, out, norm })
+        experts_few(gpu, ExpertsFew { x, hidden, experts, choice, routed, shared, out })
     }
 }
 

@@ -102,7 +102,6 @@ impl Mixture {
             routed: ExpertWeights { width: self.width, gate_up, down },
             shared: (self.apart > 0).then_some((shared, &gates)),
             out: &mut out,
-            norm: None,
         };
         experts_few(device, run).unwrap();
         narrow(&out.read().unwrap())

@@ -3,8 +3,9 @@
 use half::bf16;
 use hypic_cuda::{
     Attention, AttentionForm, Buffer, Choice, Context, Contexts, Device, ExpertWeights, ExpertsFew, FewPart,
-    FullShape, Heads, NormOfSums, Scores, SumAndNorm, Token, add_norm, add_norm_product_few, attention_as,
-    choose_experts, experts_few, norm_and_store, product_few, rms_norm, sigmoid_gate, store_kv,
+    FullShape, Heads, NormedRows, Scores, SumAndNorm, Token, add_norm, add_norm_product_few, attention_as,
+    choose_experts, experts_few, norm_and_store, norm_product_few, product_few, rms_norm, sigmoid_gate,
+    store_kv,
 };
 use rand::RngExt;
 
@@ -41,7 +42,6 @@ struct Mixture {
     logits: Vec<f32>,
     gates: Vec<f32>,
     matrices: [Weight; 4],
-    weight: Vec<f32>,
 }
 
 impl Mixture {
@@ -61,25 +61,23 @@ impl Mixture {
             weight([1, 2 * apart, hidden], shared),
             weight([1, hidden, apart], shared),
         ];
-        let (x, gates, weight) = (random(rows * hidden, 1.0), exact(rows), exact(hidden));
-        Self { counts, sizes, x, logits, gates, matrices, weight }
+        let (x, gates) = (random(rows * hidden, 1.0), exact(rows));
+        Self { counts, sizes, x, logits, gates, matrices }
     }
 
-    /// What is added to the rows themselves, and the norm of the sums.
-    fn run(&self, device: &Device, renormalise: bool, in_place: bool) -> [Vec<u32>; 2] {
-        let ([rows, top, experts], [hidden, width, apart]) = (self.counts, self.sizes);
+    /// What is added to the rows themselves.
+    fn run(&self, device: &Device, renormalise: bool, in_place: bool) -> Vec<u32> {
+        let ([_, top, experts], [hidden, width, apart]) = (self.counts, self.sizes);
         let matrices = self.matrices.each_ref().map(|weight| weight.place(device));
         let [gate_up, down, shared_gate_up, shared_down] = matrices.each_ref().map(Placed::matrix);
-        let [logits, gates, weight] = [&self.logits, &self.gates, &self.weight]
-            .map(|values| Buffer::from_slice(device, values).unwrap());
+        let [logits, gates] =
+            [&self.logits, &self.gates].map(|values| Buffer::from_slice(device, values).unwrap());
         let shared = ExpertWeights { width: apart, gate_up: shared_gate_up, down: shared_down };
-        let (mut out, mut y) = (place(device, &self.x), nan(device, rows * hidden));
+        let mut out = place(device, &self.x);
         let made = choose_experts(device, &logits, experts, top, renormalise).unwrap();
-        let (choice, norm) = if in_place {
-            let norm = NormOfSums { weight: &weight, offset: 1.0, eps: EPS, y: &mut y };
-            (Choice::By(Scores { logits: &logits, top, renormalise }), Some(norm))
-        } else {
-            (Choice::Made(&made), None)
+        let choice = match in_place {
+            true => Choice::By(Scores { logits: &logits, top, renormalise }),
+            false => Choice::Made(&made),
         };
         let run = ExpertsFew {
             x: &place(device, &self.x),
@@ -89,18 +87,14 @@ impl Mixture {
             routed: ExpertWeights { width, gate_up, down },
             shared: (apart > 0).then_some((shared, &gates)),
             out: &mut out,
-            norm,
         };
         experts_few(device, run).unwrap();
-        if !in_place {
-            rms_norm(device, &out, &weight, &mut y, 1.0, EPS).unwrap();
-        }
-        [&out, &y].map(bits_of)
+        bits_of(&out)
     }
 }
 
 #[test]
-fn experts_chosen_by_every_block_and_normed_sums_have_the_bits_of_the_launches_apart() {
+fn experts_chosen_and_summed_in_place_have_the_bits_of_the_launches_apart() {
     // Fewer assignments than experts, and more; narrow rows and wide ones; more experts than a lane keeps at best.
     for (counts, sizes, is_coded) in [
         ([1, 8, 40], [96, 32, 64], [false; 2]),
@@ -108,6 +102,12 @@ fn experts_chosen_by_every_block_and_normed_sums_have_the_bits_of_the_launches_a
         ([7, 2, 9], [64, 544, 32], [false; 2]),
         ([8, 3, 5], [544, 32, 96], [false; 2]),
         ([1, 1, 1], [2080, 32, 32], [false; 2]),
+        ([1, 15, 17], [96, 512, 480], [false; 2]),
+        ([1, 16, 17], [64, 32, 32], [false; 2]),
+        ([1, 3, 4], [64, 544, 32], [false; 2]),
+        ([1, 4, 4], [64, 32, 0], [false; 2]),
+        ([1, 7, 9], [128, 512, 64], [false, true]),
+        ([1, 7, 9], [128, 64, 512], [true, false]),
         ([1, 8, 40], [128, 64, 64], [true; 2]),
         ([7, 2, 9], [64, 576, 32], [true, false]),
         ([2, 3, 5], [192, 64, 0], [true, false]),
@@ -117,7 +117,7 @@ fn experts_chosen_by_every_block_and_normed_sums_have_the_bits_of_the_launches_a
         for renormalise in [false, true] {
             on_devices(|device| {
                 let [apart, fused] = [false, true].map(|fused| mixture.run(device, renormalise, fused));
-                assert!(apart.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
+                assert!(apart.iter().all(|&bits| f32::from_bits(bits).is_finite()));
                 assert!(apart == fused, "{counts:?}, {sizes:?}: other bits");
                 fused
             });
@@ -140,18 +140,14 @@ fn scores_that_are_no_numbers_are_their_own_rows_alone() {
                 let [apart, fused] = [false, true].map(|fused| odd.run(device, renormalise, fused));
                 let same =
                     |(x, y): (&u32, &u32)| x == y || [x, y].iter().all(|&&x| f32::from_bits(x).is_nan());
-                let all = apart.iter().flatten().zip(fused.iter().flatten());
-                assert!(all.into_iter().all(same), "{counts:?}: other bits");
+                assert!(apart.iter().zip(&fused).all(same), "{counts:?}: other bits");
                 let right = Mixture { logits: logits.clone(), ..odd.clone() }.run(device, renormalise, true);
-                for (found, right) in fused.iter().zip(&right) {
-                    let of = |values: &[u32], row: usize| values[row * 64..(row + 1) * 64].to_vec();
-                    for row in (0..rows).filter(|row| ![0, 2].contains(row)) {
-                        assert_eq!(of(found, row), of(right, row), "{counts:?}: row {row}");
-                    }
-                    assert!(
-                        [0, 2].iter().all(|&row| of(found, row).iter().all(|&x| f32::from_bits(x).is_nan()))
-                    );
+                let of = |values: &[u32], row: usize| values[row * 64..(row + 1) * 64].to_vec();
+                for row in (0..rows).filter(|row| ![0, 2].contains(row)) {
+                    assert_eq!(of(&fused, row), of(&right, row), "{counts:?}: row {row}");
                 }
+                let odd = [0, 2].map(|row| of(&fused, row));
+                assert!(odd.iter().flatten().all(|&x| f32::from_bits(x).is_nan()));
                 fused
             });
         }
@@ -174,7 +170,6 @@ fn a_step_of_more_rows_does_not_choose_in_every_block() {
             routed: ExpertWeights { width: 32, gate_up, down },
             shared: None,
             out: &mut out,
-            norm: None,
         };
         assert!(experts_few(device, run).unwrap_err().to_string().starts_with("assignments must be"));
     });
@@ -213,6 +208,47 @@ fn sums_and_norms_that_every_block_makes_have_the_bits_of_the_launches_apart() {
                 }
                 let y = y.iter().flat_map(|y| bits(&y.read().unwrap())).collect();
                 [bits_of(&sums), bits_of(&normed), y]
+            });
+            assert!(fused.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
+            assert!(fused == apart, "{rows} rows of {inner}: other bits");
+            fused
+        });
+    }
+}
+
+#[test]
+fn norms_that_every_block_makes_have_the_bits_of_the_launches_apart() {
+    // Of values, and with codes among them.
+    for (rows, inner, outers) in [
+        (1, 2048, vec![(40, false), (1, false)]),
+        (2, 2080, vec![(17, false)]),
+        (1, 4160, vec![(33, true), (1, false), (2, false), (16, true)]),
+        (2, 576, vec![(24, true)]),
+    ] {
+        let (x, norm) = (random(rows * inner, 1.0), exact(inner));
+        let weight = |&(outer, is_coded): &(usize, bool)| match is_coded {
+            true => Weight::coded([1, outer, inner], BLOCKS, 0.05),
+            false => Weight::wide(outer * inner, 0.05),
+        };
+        let weights: Vec<Weight> = outers.iter().map(weight).collect();
+        on_devices(|device| {
+            let (x, norm) = (place(device, &x), Buffer::from_slice(device, &norm).unwrap());
+            let weights: Vec<_> = weights.iter().map(|weight| weight.place(device)).collect();
+            let [fused, apart] = [true, false].map(|fused| {
+                let mut y: Vec<_> = outers.iter().map(|(outer, _)| nan(device, rows * outer)).collect();
+                let parts = weights.iter().zip(&outers).zip(&mut y);
+                let parts =
+                    parts.map(|((weight, &(outer, _)), y)| FewPart { weight: weight.matrix(), outer, y });
+                let parts = parts.collect();
+                if fused {
+                    let run = NormedRows { x: &x, weight: &norm, offset: 1.0, eps: EPS };
+                    norm_product_few(device, run, [rows, inner], parts).unwrap();
+                } else {
+                    let mut normed = nan(device, rows * inner);
+                    rms_norm(device, &x, &norm, &mut normed, 1.0, EPS).unwrap();
+                    product_few(device, &normed, [rows, inner], parts).unwrap();
+                }
+                y.iter().map(bits_of).collect::<Vec<_>>()
             });
             assert!(fused.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
             assert!(fused == apart, "{rows} rows of {inner}: other bits");

@@ -1,7 +1,7 @@
 //! The gated full-attention mixer of Qwen3-Next and Qwen3.5.
 
 use hypic_domain::model::FullShape;
-use hypic_kernels::op::{Device, FullInput, HeadNorms, NormWeight, OpError, Split};
+use hypic_kernels::op::{Device, FullInput, HeadNorms, Norm, NormWeight, OpError, Split};
 use hypic_kernels::plan::Plan;
 
 use crate::config::Config;
@@ -51,16 +51,17 @@ impl<D: Device> FullLayer<D> {
         })
     }
 
+    /// What it says of the norm of `x`.
     pub(crate) fn forward(
         &self,
         device: &D,
         (layer, rope): (usize, &D::Weight),
         plan: &Plan<D>,
         pages: &mut D::Pages,
-        x: &D::Tensor,
+        (x, norm): (&D::Tensor, &Norm<'_, D>),
     ) -> Result<D::Tensor, OpError> {
         let weights = [&self.query, &self.gate, &self.key, &self.value];
-        let [query, gate, key, value] = device.linears(x, weights)?;
+        let [query, gate, key, value] = device.norm_linears(x, norm, weights)?;
         let input = FullInput {
             layer,
             shape: &self.shape,

@@ -1,7 +1,7 @@
 //! The gated delta net mixer of Qwen3-Next and Qwen3.5.
 
 use hypic_domain::model::LinearShape;
-use hypic_kernels::op::{Device, Gates, HeadGate, LinearInput, OpError, Split};
+use hypic_kernels::op::{Device, Gates, HeadGate, LinearInput, Norm, OpError, Split};
 use hypic_kernels::plan::Plan;
 
 use crate::config::{Config, Naming};
@@ -85,16 +85,17 @@ impl<D: Device> LinearLayer<D> {
         })
     }
 
+    /// What it says of the norm of `x`.
     pub(crate) fn forward(
         &self,
         device: &D,
         layer: usize,
         plan: &Plan<D>,
         states: &mut D::States,
-        x: &D::Tensor,
+        (x, norm): (&D::Tensor, &Norm<'_, D>),
     ) -> Result<D::Tensor, OpError> {
         let weights = [&self.raw, &self.gate, &self.decay, &self.write];
-        let [raw, gate, a, b] = device.linears(x, weights)?;
+        let [raw, gate, a, b] = device.norm_linears(x, norm, weights)?;
         let gates = Gates::Gdn { a: &a, b: &b, a_log: &self.a_log, dt_bias: &self.dt_bias };
         let input = LinearInput { layer, shape: &self.shape, raw: &raw, conv: Some(&self.conv), gates };
         let gate = HeadGate { gate: &gate, weight: &self.norm, eps: self.eps };

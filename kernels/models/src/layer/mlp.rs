@@ -47,31 +47,25 @@ impl<D: Device> Mlp<D> {
         }
     }
 
-    /// Adds what the mixer said to `x`, then what this part says of the norm `before` of that; the norm `after` of the sums,
-    /// if there is one.
+    /// Adds what the mixer said to `x`, then what this part says of the norm of that.
     pub(crate) fn add_to(
         &self,
         device: &D,
         x: &mut D::Tensor,
         mixed: &D::Tensor,
-        norms: (&Norm<'_, D>, Option<&Norm<'_, D>>),
-    ) -> Result<Option<D::Tensor>, OpError> {
+        norm: &Norm<'_, D>,
+    ) -> Result<(), OpError> {
         match self {
             Self::Dense(dense) => {
-                let (before, after) = norms;
-                let weight = (before.weight, before.width);
-                let normed = device.add_norm(x, mixed, weight, before.style, before.eps)?;
-                device.add(x, &dense.forward(device, &normed)?)?;
-                let normed =
-                    |norm: &Norm<'_, D>| device.rms_norm(x, norm.weight, norm.width, norm.style, norm.eps);
-                after.map(normed).transpose()
+                let normed = device.add_norm(x, mixed, (norm.weight, norm.width), norm.style, norm.eps)?;
+                device.add(x, &dense.forward(device, &normed)?)
             }
             Self::Mixture(Mixture { shape, router, gate_up, down, shared }) => {
                 let experts = Experts { shape: *shape, router, gate_up, down };
                 let shared = shared.as_ref();
                 let shared =
                     shared.map(|(Dense { gate_up, down }, gate)| SharedExpert { gate_up, down, gate });
-                device.add_mixture(x, mixed, norms, (&experts, shared.as_ref()))
+                device.add_mixture(x, mixed, norm, (&experts, shared.as_ref()))
             }
         }
     }
