@@ -88,7 +88,8 @@ PRODUCT_FEW_CODES(bf16, bf16_deep, 16, 8)
 PRODUCT_FEW_CODES(float, f32_deep, 16, 8)
 
 // Norms of rows, or of the sums of two, which every block makes for itself: of one or two rows that is less than a launch. `add_norm` and
-// `rms_norm`, bit for bit. All rows [rows, inner]; a row in shared memory begins `stride` values behind the last one.
+// `rms_norm`, bit for bit. All rows [rows, inner]; a row in shared memory begins `stride` values behind the last one, and behind them lies the
+// weight.
 struct NormedRows {
   const bf16 *x, *r;    // r: what is added to x, or null
   const float* weight;  // [inner]
@@ -100,13 +101,8 @@ struct NormedRows {
     constexpr int THREADS = 128, EACH = 4, PASS = 4 * THREADS;  // of the norm by itself; fours of a thread on their way at once
     const int first = 4 * threadIdx.x;
     const bool works = threadIdx.x < THREADS, writes = blockIdx.x == 0;
-    Four of[EACH];
-    auto ask_weight = [&](int from) {
-#pragma unroll
-      for (int n = 0; n < EACH; ++n)
-        if (works && from + n * PASS < inner) of[n] = read_four(weight + from + n * PASS);
-    };
-    ask_weight(first);
+    float* const near_weight = (float*)(memory + rows * stride);  // every thread's own: registers are short
+    for (int i = first; works && i < inner; i += PASS) write_four(near_weight + i, read_four(weight + i));
     await_inputs();
     for (int number = 0; number < rows; ++number) {
       const size_t at = (size_t)number * inner;
@@ -132,11 +128,10 @@ struct NormedRows {
       }
       const float scale = 1.f / sqrtf(block_sum<THREADS>(squares, part) / inner + eps);
       for (int from = first; works && from < inner; from += EACH * PASS) {
-        if (from != first || inner > EACH * PASS) ask_weight(from);
 #pragma unroll
         for (int n = 0; n < EACH; ++n)
           if (const int i = from + n * PASS; i < inner) {
-            const Four y = ::normed(read_four(row + i), of[n], scale, offset);
+            const Four y = ::normed(read_four(row + i), read_four(near_weight + i), scale, offset);
             write_four(row + i, y);
             if (writes && normed != nullptr) write_four(normed + at + i, y);
           }
@@ -171,7 +166,7 @@ KERNEL_OF_MANY(32 * STREAM_WARPS, 3, norm_product_few)(const bf16* x, const floa
   product_few<4, 0, true>(parts, wait, stride, rows, inner, split);
 }
 REGISTER(norm_product_few)
-KERNEL_OF_MANY(32 * STREAM_WARPS, 3, norm_product_few_codes)(const bf16* x, const float* w, const void* w0, const void* w1, const void* w2,
+KERNEL_OF_MANY(32 * STREAM_WARPS, 2, norm_product_few_codes)(const bf16* x, const float* w, const void* w0, const void* w1, const void* w2,
                                                              const void* w3, const float* f0, const float* f1, const float* f2,
                                                              const float* f3, bf16* y0, bf16* y1, bf16* y2, bf16* y3, int outer0,
                                                              int outer1, int outer2, int outer3, int rows, int inner, int split,

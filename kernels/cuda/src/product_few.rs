@@ -126,9 +126,9 @@ pub fn norm_product_few<E: Float>(
     with_parts(launch, parts).int(rows).int(inner).int(grid.split).float(offset).float(eps).run()
 }
 
-/// Bytes of shared memory for rows.
+/// Bytes of shared memory for rows and the weight of their norm.
 fn room_of<E: Float>([rows, inner]: [usize; 2]) -> usize {
-    rows * (inner + SHARED_GAP) * size_of::<E>()
+    rows * (inner + SHARED_GAP) * size_of::<E>() + inner * size_of::<f32>()
 }
 
 /// Blocks of a launch, after a check of its sizes.
