@@ -64,6 +64,12 @@ DEV void let_others_start() {
 #endif
 }
 DEV void sync() { __syncthreads(); }
+// A number of a kernel that is zero before and after a launch, and counts the blocks that ended.
+#define ENDED(name) __device__ uint32_t name
+// What this thread wrote is there for others once they see what it writes next, and the other way round.
+DEV void publish() { __threadfence(); }
+// Adds one, and begins anew at zero behind `last`; the number before.
+DEV uint32_t count_up(uint32_t* number, uint32_t last) { return atomicInc(number, last); }
 DEV float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 // Bit i of the result: what lane i says.
 DEV uint32_t lanes_where(bool it_is) { return __ballot_sync(0xffffffffu, it_is); }
@@ -81,6 +87,20 @@ DEV uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 
 DEV float sigmoid(float x) { return quotient(1.f, 1.f + expf(-x)); }
 DEV float silu(float x) { return quotient(x, 1.f + expf(-x)); }
+
+// Whether this block is the last of its launch to come here: what the others wrote before is there then, for `read_fresh`.
+DEV bool is_last_block(uint32_t* ended) {
+  SHARED uint32_t before;
+  const uint32_t last = gridDim.x * gridDim.y * gridDim.z - 1;
+  sync();
+  if (threadIdx.x == 0) {
+    publish();
+    before = count_up(ended, last);
+    publish();
+  }
+  sync();
+  return before == last;
+}
 
 // Sum over the block, the same value in every thread. `part` holds one float per warp.
 template <int THREADS> DEV float block_sum(float x, float* part) {

@@ -1,26 +1,8 @@
 // A mixture of experts for few rows: every weight that somebody chose streams once, and nothing is sorted. A block finds the rows of its
-// expert in the choices by itself, and of very few rows it makes their choices too. The expert that all rows share rides along.
-#include "choice.cuh"
+// expert in the choices by itself. The expert that all rows share rides along.
 #include "stream.cuh"
 
 constexpr int MOST_MEMBERS = 256;  // of an expert: twice the rows of a step, as a row without a number may choose one twice
-
-// The choices of all rows: those that were made (`logits` is null), or what they are made of.
-struct Choices {
-  const uint32_t* chosen;  // [rows, top]
-  const float* logits;     // [rows, experts]
-  int rows, top, experts, renormalise;
-
-  // Makes them if need be, a warp for each row in turn; `weights` [rows, top] is where shares go, or null. The logits must be there.
-  DEV_MEMBER void make(float* weights) {
-    SHARED uint32_t made[MOST_MEMBERS];
-    if (logits == nullptr) return;
-    for (int row = threadIdx.x >> 5; row < rows; row += blockDim.x >> 5)
-      choose(logits + (size_t)row * experts, made + row * top, weights == nullptr ? nullptr : weights + row * top, experts, top, renormalise);
-    chosen = made;
-    sync();
-  }
-};
 
 // The rows of a block: those that chose its expert, as assignments (row times `top`, plus the place among the row's choices), or eight rows
 // of the shared expert.
@@ -37,19 +19,18 @@ DEV Members members_of_shared(int rows) {
   const int first = blockIdx.y * STREAM_ROWS;
   return {nullptr, first, rows - first < STREAM_ROWS ? rows - first : STREAM_ROWS, 0};
 }
-// Every warp makes its own list.
-DEV Members find_members(const Choices& choices, int number) {
+// Every warp makes its own list. The choice is read before the wait.
+DEV Members find_members(const uint32_t* chosen, int rows, int top, int experts, int number) {
   SHARED uint32_t lists[STREAM_WARPS][MOST_MEMBERS];
-  const uint32_t* const chosen = choices.chosen;
-  const int lane = threadIdx.x & 31, assignments = choices.rows * choices.top;
-  const bool by_assignment = assignments < choices.experts;
-  const uint32_t expert = by_assignment ? chosen[number] : (uint32_t)number;
+  const int lane = threadIdx.x & 31, assignments = rows * top;
+  const bool by_assignment = assignments < experts;
+  const uint32_t expert = by_assignment ? read_fresh(chosen + number) : (uint32_t)number;
   uint32_t* const list = lists[threadIdx.x >> 5];
   int count = 0;
   for (int base = 0; base < assignments; base += 128) {
     uint32_t ids[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ids[i] = base + 32 * i + lane < assignments ? chosen[base + 32 * i + lane] : ~0u;
+    for (int i = 0; i < 4; ++i) ids[i] = base + 32 * i + lane < assignments ? read_fresh(chosen + base + 32 * i + lane) : ~0u;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t found = lanes_where(ids[i] == expert);
@@ -91,73 +72,51 @@ DEV void gate_up_of(const Members& members, const bf16* __restrict__ x, const W*
   }
 }
 // inner [assignments, width] = silu(x gate^T) * (x up^T) with the matrices of each row's expert, gate_up [experts, 2 width, hidden], and
-// shared_inner [rows, shared_width] likewise; weights with factors are codes. A tile is eight outputs: eight rows of gate and eight of up.
-// `split` warps for each tile. With MAKES the choices are made here, and leave their shares in `weights` [rows, top].
-template <int AHEAD, int CODES, bool MAKES>
+// shared_inner [rows, shared_width] likewise; weights with factors are codes. chosen [rows, top]. A tile is eight outputs: eight rows of gate
+// and eight of up. `split` warps for each tile.
+template <int AHEAD, int CODES>
 DEV void gate_up_few(const bf16* __restrict__ x, const void* gate_up, const void* shared_gate_up, const float* factors,
-                     const float* shared_factors, Choices choices, float* weights, bf16* __restrict__ inner, bf16* __restrict__ shared_inner,
-                     int hidden, int width, int shared_width, int split) {
-  const int number = number_of(choices.rows, shared_width > 0);
+                     const float* shared_factors, const uint32_t* chosen, bf16* __restrict__ inner, bf16* __restrict__ shared_inner, int rows,
+                     int top, int experts, int hidden, int width, int shared_width, int split) {
+  const int number = number_of(rows, shared_width > 0);
   const bool is_shared = number < 0;
-  if (!MAKES) let_others_start();
-  // What the shared expert reads is known before the rows are there.
-  if (!MAKES || !is_shared) await_inputs();
-  if (MAKES && !is_shared) {
-    let_others_start();  // not before: the next launch reads the logits too, when the launch that wrote them is done
-    choices.make(blockIdx.x == 0 && number == 0 ? weights : nullptr);
-  }
-  const Members members = is_shared ? members_of_shared(choices.rows) : find_members(choices, number);
+  const auto arrive = [] {
+    await_inputs();
+    let_others_start();  // not before: the next launch reads the choice when the launch that made it is done
+  };
+  if (!is_shared) arrive();  // what the shared expert reads is known before the rows are there
+  const Members members = is_shared ? members_of_shared(rows) : find_members(chosen, rows, top, experts, number);
   if (members.count == 0) return;
-  const int wide = is_shared ? shared_width : width, top = is_shared ? 1 : choices.top;
+  const int wide = is_shared ? shared_width : width, each = is_shared ? 1 : top;
   const size_t expert = is_shared ? 0 : (size_t)members.expert * 2 * width;
   const void* const weight = is_shared ? shared_gate_up : gate_up;
   const float* const scale = is_shared ? shared_factors : factors;
   bf16* const out = is_shared ? shared_inner : inner;
   const auto wait = [&] {
-    if (!MAKES || !is_shared) return;
-    await_inputs();
-    let_others_start();
+    if (is_shared) arrive();
   };
   if (CODES > 0 && scale != nullptr)
-    gate_up_of<(CODES > 0 ? CODES : 1)>(members, x, (const uint8_t*)weight, scale, expert, out, top, hidden, wide, split, wait);
+    gate_up_of<(CODES > 0 ? CODES : 1)>(members, x, (const uint8_t*)weight, scale, expert, out, each, hidden, wide, split, wait);
   else
-    gate_up_of<AHEAD>(members, x, (const bf16*)weight, nullptr, expert, out, top, hidden, wide, split, wait);
+    gate_up_of<AHEAD>(members, x, (const bf16*)weight, nullptr, expert, out, each, hidden, wide, split, wait);
 }
-KERNEL(32 * STREAM_WARPS, experts_few_gate_up)(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen,
-                                               bf16* inner, bf16* shared_inner, int rows, int top, int experts, int hidden, int width,
-                                               int shared_width, int split) {
-  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
-  gate_up_few<6, 0, false>(x, gate_up, shared_gate_up, nullptr, nullptr, choices, nullptr, inner, shared_inner, hidden, width, shared_width, split);
-}
-REGISTER(experts_few_gate_up)
+#define GATE_UP_FEW(entry, name, AHEAD)                                                                                              \
+  entry(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen, bf16* inner, bf16* shared_inner,     \
+        int rows, int top, int experts, int hidden, int width, int shared_width, int split) {                                        \
+    gate_up_few<AHEAD, 0>(x, gate_up, shared_gate_up, nullptr, nullptr, chosen, inner, shared_inner, rows, top, experts, hidden,     \
+                          width, shared_width, split);                                                                               \
+  }                                                                                                                                  \
+  REGISTER(name)
+GATE_UP_FEW(KERNEL(32 * STREAM_WARPS, experts_few_gate_up), experts_few_gate_up, 6)
+// Of few jobs all blocks, of four warps, fit the device at once with fewer registers, and none runs behind the others.
+GATE_UP_FEW(KERNEL_OF_MANY(128, 5, experts_few_gate_up_wide), experts_few_gate_up_wide, 4)
 KERNEL(32 * STREAM_WARPS, experts_few_gate_up_codes)(const bf16* x, const void* gate_up, const void* shared_gate_up, const float* factors,
                                                      const float* shared_factors, const uint32_t* chosen, bf16* inner, bf16* shared_inner,
                                                      int rows, int top, int experts, int hidden, int width, int shared_width, int split) {
-  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
-  gate_up_few<6, 4, false>(x, gate_up, shared_gate_up, factors, shared_factors, choices, nullptr, inner, shared_inner, hidden, width,
-                           shared_width, split);
+  gate_up_few<6, 4>(x, gate_up, shared_gate_up, factors, shared_factors, chosen, inner, shared_inner, rows, top, experts, hidden, width,
+                    shared_width, split);
 }
 REGISTER(experts_few_gate_up_codes)
-#define CHOOSE_GATE_UP_FEW(entry, name, AHEAD)                                                                                       \
-  entry(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const float* logits, float* weights, bf16* inner,            \
-        bf16* shared_inner, int rows, int top, int experts, int hidden, int width, int shared_width, int split, int renormalise) {   \
-    const Choices choices = {nullptr, logits, rows, top, experts, renormalise};                                                      \
-    gate_up_few<AHEAD, 0, true>(x, gate_up, shared_gate_up, nullptr, nullptr, choices, weights, inner, shared_inner, hidden, width,  \
-                                shared_width, split);                                                                                \
-  }                                                                                                                                  \
-  REGISTER(name)
-CHOOSE_GATE_UP_FEW(KERNEL(32 * STREAM_WARPS, experts_few_choose_gate_up), experts_few_choose_gate_up, 6)
-// Of few jobs all blocks, of four warps, fit the device at once with fewer registers, and none runs behind the others.
-CHOOSE_GATE_UP_FEW(KERNEL_OF_MANY(128, 5, experts_few_choose_gate_up_wide), experts_few_choose_gate_up_wide, 4)
-KERNEL(32 * STREAM_WARPS, experts_few_choose_gate_up_codes)(const bf16* x, const void* gate_up, const void* shared_gate_up,
-                                                            const float* factors, const float* shared_factors, const float* logits,
-                                                            float* weights, bf16* inner, bf16* shared_inner, int rows, int top, int experts,
-                                                            int hidden, int width, int shared_width, int split, int renormalise) {
-  const Choices choices = {nullptr, logits, rows, top, experts, renormalise};
-  gate_up_few<6, 4, true>(x, gate_up, shared_gate_up, factors, shared_factors, choices, weights, inner, shared_inner, hidden, width,
-                          shared_width, split);
-}
-REGISTER(experts_few_choose_gate_up_codes)
 
 // The downs of one expert's rows: those of `weight` from row `expert` on. `wait` waits once the first of them are asked for.
 template <int AHEAD, class W, class Wait>
@@ -188,23 +147,18 @@ DEV void down_of(const Members& members, const bf16* __restrict__ inner, const W
   }
 }
 // said [assignments, hidden] = inner down^T with the matrix of each row's expert, down [experts, hidden, width], and shared_said [rows,
-// hidden] likewise; weights with factors are codes. A tile is 16 outputs. With MAKES the choices are made here once more, and the first
-// weights asked for, before what lies between is there: the launch before this one lets it start when the logits are.
-template <int CODES, bool MAKES>
+// hidden] likewise; weights with factors are codes. A tile is 16 outputs. The first weights are asked for before what lies between is there:
+// the launch before this one lets it start when the choice is.
+template <int CODES>
 DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const void* down, const void* shared_down,
-                  const float* factors, const float* shared_factors, Choices choices, float* __restrict__ said, float* __restrict__ shared_said,
-                  int hidden, int width, int shared_width, int split) {
+                  const float* factors, const float* shared_factors, const uint32_t* chosen, float* __restrict__ said,
+                  float* __restrict__ shared_said, int rows, int top, int experts, int hidden, int width, int shared_width, int split) {
   let_others_start();
-  const auto wait = [&] {
-    if (MAKES) await_inputs();
-  };
-  if (!MAKES) await_inputs();
-  const int number = number_of(choices.rows, shared_width > 0);
+  const int number = number_of(rows, shared_width > 0);
   const bool is_shared = number < 0;
-  if (MAKES && !is_shared) choices.make(nullptr);
-  const Members members = is_shared ? members_of_shared(choices.rows) : find_members(choices, number);
+  const Members members = is_shared ? members_of_shared(rows) : find_members(chosen, rows, top, experts, number);
   if (members.count == 0) {
-    wait();  // who is done says so for all before it
+    await_inputs();  // who is done says so for all before it
     return;
   }
   const int wide = is_shared ? shared_width : width;
@@ -213,6 +167,7 @@ DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ share
   const float* const scale = is_shared ? shared_factors : factors;
   const bf16* const in = is_shared ? shared_inner : inner;
   float* const out = is_shared ? shared_said : said;
+  const auto wait = [] { await_inputs(); };
   if (CODES > 0 && scale != nullptr)
     down_of<(CODES > 0 ? CODES : 1)>(members, in, (const uint8_t*)weight, scale, expert, out, hidden, wide, split, wait);
   else
@@ -221,35 +176,18 @@ DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ share
 KERNEL(32 * STREAM_WARPS, experts_few_down)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
                                             const uint32_t* chosen, float* said, float* shared_said, int rows, int top, int experts,
                                             int hidden, int width, int shared_width, int split) {
-  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
-  down_few<0, false>(inner, shared_inner, down, shared_down, nullptr, nullptr, choices, said, shared_said, hidden, width, shared_width, split);
+  down_few<0>(inner, shared_inner, down, shared_down, nullptr, nullptr, chosen, said, shared_said, rows, top, experts, hidden, width,
+              shared_width, split);
 }
 REGISTER(experts_few_down)
 KERNEL(32 * STREAM_WARPS, experts_few_down_codes)(const bf16* inner, const bf16* shared_inner, const void* down, const void* shared_down,
                                                   const float* factors, const float* shared_factors, const uint32_t* chosen, float* said,
                                                   float* shared_said, int rows, int top, int experts, int hidden, int width,
                                                   int shared_width, int split) {
-  const Choices choices = {chosen, nullptr, rows, top, experts, 0};
-  down_few<3, false>(inner, shared_inner, down, shared_down, factors, shared_factors, choices, said, shared_said, hidden, width, shared_width,
-                     split);
+  down_few<3>(inner, shared_inner, down, shared_down, factors, shared_factors, chosen, said, shared_said, rows, top, experts, hidden, width,
+              shared_width, split);
 }
 REGISTER(experts_few_down_codes)
-KERNEL(32 * STREAM_WARPS, experts_few_choose_down)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
-                                                   const float* logits, float* said, float* shared_said, int rows, int top, int experts,
-                                                   int hidden, int width, int shared_width, int split) {
-  const Choices choices = {nullptr, logits, rows, top, experts, 0};
-  down_few<0, true>(inner, shared_inner, down, shared_down, nullptr, nullptr, choices, said, shared_said, hidden, width, shared_width, split);
-}
-REGISTER(experts_few_choose_down)
-KERNEL(32 * STREAM_WARPS, experts_few_choose_down_codes)(const bf16* inner, const bf16* shared_inner, const void* down,
-                                                         const void* shared_down, const float* factors, const float* shared_factors,
-                                                         const float* logits, float* said, float* shared_said, int rows, int top, int experts,
-                                                         int hidden, int width, int shared_width, int split) {
-  const Choices choices = {nullptr, logits, rows, top, experts, 0};
-  down_few<3, true>(inner, shared_inner, down, shared_down, factors, shared_factors, choices, said, shared_said, hidden, width, shared_width,
-                    split);
-}
-REGISTER(experts_few_choose_down_codes)
 
 // out [rows, hidden] += the sum over a row's assignments of weight times what its expert said, in the order of the choices, and of
 // sigmoid(gate) times what the shared expert said, where there is one. Grid: rows, 128 values.
@@ -267,34 +205,33 @@ KERNEL(128, experts_few_sum)(const float* __restrict__ said, const float* __rest
 REGISTER(experts_few_sum)
 
 // The downs of one row and their sum: out [hidden] += as `experts_few_sum`, bit for bit. A block has 16 outputs and a warp for each expert
-// that the row chose, then for the shared one; of at most 512 terms, so that a warp has a whole sum. It makes the choice once more, before
-// what lies between is there.
+// that the row chose, then for the shared one; of at most 512 terms, so that a warp has a whole sum. chosen, weights [top].
 constexpr int ONE_ROW_WARPS = 16;
 template <int AHEAD, int CODES>
 DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const void* down, const void* shared_down,
-                  const float* factors, const float* shared_factors, Choices choices, const float* __restrict__ gate, bf16* __restrict__ out,
-                  int hidden, int width, int shared_width) {
-  SHARED float weights[ONE_ROW_WARPS], said[ONE_ROW_WARPS][STREAM_OUTER];
-  const int number = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, top = choices.top;
-  const bool is_shared = number == top;
+                  const float* factors, const float* shared_factors, const uint32_t* chosen, const float* weights, const float* gate, bf16* out,
+                  int top, int hidden, int width, int shared_width) {
+  SHARED float said[ONE_ROW_WARPS][STREAM_OUTER];
   let_others_start();
-  choices.make(weights);
+  const int number = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
+  const bool is_shared = number == top;
   const int wide = is_shared ? shared_width : width;
-  const size_t row = (is_shared ? 0 : (size_t)choices.chosen[number] * hidden) + blockIdx.x * STREAM_OUTER + g;
+  const size_t row = (is_shared ? 0 : (size_t)read_fresh(chosen + number) * hidden) + blockIdx.x * STREAM_OUTER + g;
   const bf16* const in = is_shared ? shared_inner : inner + (size_t)number * width;
+  const float* const scale = is_shared ? shared_factors : factors;
+  const void* const all = is_shared ? shared_down : down;
   float sums[4] = {};
+  // The weights are on their way before the row is there.
   auto multiply = [&](auto stream, int first) {
     await_inputs();
     stream.multiply(sums, g == 0 ? in + first : nullptr);
   };
-  const float* const scale = is_shared ? shared_factors : factors;
   if (CODES > 0 && scale != nullptr) {
-    const uint8_t* const weight = (const uint8_t*)(is_shared ? shared_down : down);
-    multiply(ask_share<(CODES > 0 ? CODES : 1)>(row_of(weight, scale, row, wide), row_of(weight, scale, row + 8, wide), wide, 1, true),
-             first_term<uint8_t>(wide, 1));
+    const auto of = [&](size_t row) { return row_of((const uint8_t*)all, scale, row, wide); };
+    multiply(ask_share<(CODES > 0 ? CODES : 1)>(of(row), of(row + 8), wide, 1, true), first_term<uint8_t>(wide, 1));
   } else {
-    const bf16* const weight = (const bf16*)(is_shared ? shared_down : down);
-    multiply(ask_share<AHEAD>(row_of(weight, nullptr, row, wide), row_of(weight, nullptr, row + 8, wide), wide, 1, true), first_term<bf16>(wide, 1));
+    const auto of = [&](size_t row) { return row_of((const bf16*)all, nullptr, row, wide); };
+    multiply(ask_share<AHEAD>(of(row), of(row + 8), wide, 1, true), first_term<bf16>(wide, 1));
   }
   if (lane % 4 == 0) {
     said[number][g] = sums[0];
@@ -309,17 +246,15 @@ DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ share
   store(at, sum);
 }
 KERNEL(32 * ONE_ROW_WARPS, experts_few_down_one)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
-                                                 const float* logits, const float* gate, bf16* out, int top, int experts, int hidden,
-                                                 int width, int shared_width, int renormalise) {
-  const Choices choices = {nullptr, logits, 1, top, experts, renormalise};
-  down_one<8, 0>(inner, shared_inner, down, shared_down, nullptr, nullptr, choices, gate, out, hidden, width, shared_width);
+                                                 const uint32_t* chosen, const float* weights, const float* gate, bf16* out, int top,
+                                                 int hidden, int width, int shared_width) {
+  down_one<8, 0>(inner, shared_inner, down, shared_down, nullptr, nullptr, chosen, weights, gate, out, top, hidden, width, shared_width);
 }
 REGISTER(experts_few_down_one)
 KERNEL(32 * ONE_ROW_WARPS, experts_few_down_one_codes)(const bf16* inner, const bf16* shared_inner, const void* down,
                                                        const void* shared_down, const float* factors, const float* shared_factors,
-                                                       const float* logits, const float* gate, bf16* out, int top, int experts, int hidden,
-                                                       int width, int shared_width, int renormalise) {
-  const Choices choices = {nullptr, logits, 1, top, experts, renormalise};
-  down_one<8, 4>(inner, shared_inner, down, shared_down, factors, shared_factors, choices, gate, out, hidden, width, shared_width);
+                                                       const uint32_t* chosen, const float* weights, const float* gate, bf16* out, int top,
+                                                       int hidden, int width, int shared_width) {
+  down_one<8, 4>(inner, shared_inner, down, shared_down, factors, shared_factors, chosen, weights, gate, out, top, hidden, width, shared_width);
 }
 REGISTER(experts_few_down_one_codes)

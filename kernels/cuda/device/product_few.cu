@@ -1,4 +1,5 @@
 // Several products of the same few rows in one launch.
+#include "choice.cuh"
 #include "norm.cuh"
 #include "stream.cuh"
 
@@ -147,16 +148,6 @@ struct NormedRows {
   const int stride = inner + 8;                                                             \
   const auto wait = [&] { return normed_rows.make((bf16*)memory, stride, rows, inner); };
 
-// The same of sums = x + r and normed = sums / rms(sums) * (offset + w), which the first block writes, with sums in fp32.
-KERNEL(32 * STREAM_WARPS, add_norm_product_few)(const bf16* x, const bf16* r, const float* w, bf16* sums, bf16* normed, const bf16* w0,
-                                                const bf16* w1, const bf16* w2, const bf16* w3, float* y0, float* y1, float* y2, float* y3,
-                                                int outer0, int outer1, int outer2, int outer3, int rows, int inner, int split,
-                                                float offset, float eps) {
-  NORMED_ROWS(x, r, w, sums, normed, offset, eps)
-  const Parts<float> parts = {{w0, w1, w2, w3}, {}, {y0, y1, y2, y3}, {outer0, outer1, outer2, outer3}};
-  product_few<16, 0, true>(parts, wait, stride, rows, inner, split);
-}
-REGISTER(add_norm_product_few)
 // The same of x / rms(x) * (offset + w), of as many blocks as stream at once.
 KERNEL_OF_MANY(32 * STREAM_WARPS, 3, norm_product_few)(const bf16* x, const float* w, const bf16* w0, const bf16* w1, const bf16* w2,
                                                        const bf16* w3, bf16* y0, bf16* y1, bf16* y2, bf16* y3, int outer0, int outer1,
@@ -176,3 +167,30 @@ KERNEL_OF_MANY(32 * STREAM_WARPS, 2, norm_product_few_codes)(const bf16* x, cons
   product_few<4, 4, true>(parts, wait, stride, rows, inner, split);
 }
 REGISTER(norm_product_few_codes)
+
+// Scores of experts: logits [rows, experts] = x router^T, gates [rows] = x gate^T where there is a gate of a shared expert, both in fp32, and
+// the choice (choice.cuh), chosen and weights [rows, top], which the last block to end makes, a warp for each row in turn: a launch of its
+// own would take longer.
+ENDED(scored);
+template <bool IS_NEAR, class Wait>
+DEV void score(const bf16* router, const bf16* gate, Wait wait, int stride, float* logits, float* gates, uint32_t* chosen, float* weights,
+               int rows, int inner, int split, int experts, int top, int renormalise) {
+  const Parts<float> parts = {{router, gate}, {}, {logits, gates}, {experts, gate == nullptr ? 0 : 1}};
+  product_few<16, 0, IS_NEAR>(parts, wait, stride, rows, inner, split);
+  if (!is_last_block(&scored)) return;
+  for (int row = threadIdx.x >> 5; row < rows; row += blockDim.x >> 5)
+    choose(logits + (size_t)row * experts, chosen + row * top, weights + row * top, experts, top, renormalise);
+}
+KERNEL(32 * STREAM_WARPS, scores_few)(const bf16* x, const bf16* router, const bf16* gate, float* logits, float* gates, uint32_t* chosen,
+                                      float* weights, int rows, int inner, int split, int experts, int top, int renormalise) {
+  score<false>(router, gate, ROWS_OF(x), inner, logits, gates, chosen, weights, rows, inner, split, experts, top, renormalise);
+}
+REGISTER(scores_few)
+// The same of the norms of sums = x + r: normed = sums / rms(sums) * (offset + w), which the first block writes.
+KERNEL(32 * STREAM_WARPS, add_norm_scores_few)(const bf16* x, const bf16* r, const float* w, bf16* sums, bf16* normed, const bf16* router,
+                                               const bf16* gate, float* logits, float* gates, uint32_t* chosen, float* weights, int rows,
+                                               int inner, int split, int experts, int top, int renormalise, float offset, float eps) {
+  NORMED_ROWS(x, r, w, sums, normed, offset, eps)
+  score<true>(router, gate, wait, stride, logits, gates, chosen, weights, rows, inner, split, experts, top, renormalise);
+}
+REGISTER(add_norm_scores_few)

@@ -1,12 +1,11 @@
 use half::bf16;
 
-use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, chooses_in_place, is_wide, shares_of, sums_in_place};
+use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, is_wide, shares_of, sums_in_place};
 use crate::codes::Matrix;
-use crate::experts::MOST_EXPERTS;
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
 use crate::product_few::{CHUNK, TILE_OUTER, TILE_ROWS};
-use crate::{Buffer, Device, Error, Experts, Result, Scores};
+use crate::{Buffer, Device, Error, Experts, Result};
 
 /// Outputs of a tile of gate and up: a size of device/experts_few.cu.
 const TILE_INNER: usize = 8;
@@ -31,35 +30,6 @@ impl<E: Float> ExpertWeights<'_, E> {
     }
 }
 
-/// The experts of each row.
-#[derive(Clone, Copy)]
-pub enum Choice<'a> {
-    /// That were chosen.
-    Made(&'a Experts),
-    /// That every block chooses by itself, as [`choose_experts`](crate::choose_experts) does: of at most eight rows, and 256
-    /// in all.
-    By(Scores<'a>),
-}
-
-impl Choice<'_> {
-    /// Experts of each of `rows` rows.
-    fn top(&self, rows: usize, experts: usize) -> Result<usize> {
-        let (top, fits) = match self {
-            Self::Made(Experts { chosen, weights }) => {
-                let top = chosen.len() / rows;
-                (top, top * rows == chosen.len() && weights.len() == chosen.len())
-            }
-            Self::By(Scores { logits, top, .. }) => {
-                let fits = chooses_in_place(rows, *top) && *top <= experts && experts <= MOST_EXPERTS;
-                (*top, fits && logits.len() == rows * experts)
-            }
-        };
-        let expected = || format!("as many for each of {rows} rows, of {experts} experts");
-        Error::unless(fits && top > 0, "assignments", expected(), top)?;
-        Ok(top)
-    }
-}
-
 /// A mixture of experts over few rows.
 pub struct ExpertsFew<'a, E: Float> {
     /// Rows, `[rows, hidden]`.
@@ -69,7 +39,7 @@ pub struct ExpertsFew<'a, E: Float> {
     /// Experts that there are.
     pub experts: usize,
     /// What the rows chose, at most [`FEW_ROWS_OF_EXPERTS`] of them.
-    pub choice: Choice<'a>,
+    pub choice: &'a Experts,
     /// Those that are chosen from.
     pub routed: ExpertWeights<'a, E>,
     /// The one that all rows share, and its gates before the sigmoid, `[rows]`.
@@ -93,22 +63,15 @@ pub fn experts_few<E: Float>(device: &Device, run: ExpertsFew<'_, E>) -> Result<
     let assignments = rows * top;
     let mut inner: Buffer<E> = Buffer::fresh(device, assignments * width, Fresh::Anything)?;
     let mut inner_apart: Buffer<E> = Buffer::fresh(device, rows * apart, Fresh::Anything)?;
-    let mut shares: Buffer<f32> = Buffer::fresh(device, assignments, Fresh::Anything)?;
-    gate_up(device, &run, sizes, [&mut inner, &mut inner_apart], &mut shares)?;
-    if let Choice::By(scores) = run.choice
-        && sums_in_place(rows, top, wide)
-    {
-        return down_one(device, run, sizes, [&inner, &inner_apart], scores);
+    gate_up(device, &run, sizes, [&mut inner, &mut inner_apart])?;
+    if sums_in_place(rows, top, wide) {
+        return down_one(device, run, sizes, [&inner, &inner_apart]);
     }
     let mut said: Buffer<f32> = Buffer::fresh(device, assignments * hidden, Fresh::Anything)?;
     let mut said_apart: Buffer<f32> =
         Buffer::fresh(device, if apart > 0 { rows * hidden } else { 0 }, Fresh::Anything)?;
     down(device, &run, sizes, [&inner, &inner_apart], [&mut said, &mut said_apart])?;
-    let weights = match run.choice {
-        Choice::Made(made) => &made.weights,
-        Choice::By(_) => &shares,
-    };
-    sum(device, run, sizes, [&said, &said_apart], weights)
+    sum(device, run, sizes, [&said, &said_apart])
 }
 
 /// Sizes of a mixture, which were checked.
@@ -140,7 +103,10 @@ impl<E: Float> ExpertsFew<'_, E> {
         if rows == 0 {
             return Ok(None);
         }
-        let top = self.choice.top(rows, experts)?;
+        let Experts { chosen, weights } = self.choice;
+        let top = chosen.len() / rows;
+        let fits = top > 0 && top * rows == chosen.len() && weights.len() == chosen.len();
+        Error::unless(fits, "assignments", format!("as many for each of {rows} rows"), chosen.len())?;
         let apart = self.shared.as_ref().map_or(0, |(weights, _)| weights.width);
         let jobs = (rows * top).min(experts) + if apart > 0 { rows.div_ceil(TILE_ROWS) } else { 0 };
         let numbers = [rows, top, experts, hidden, self.routed.width, apart];
@@ -161,31 +127,18 @@ fn gate_up<E: Float>(
     run: &ExpertsFew<'_, E>,
     Sizes { numbers, wide, jobs }: Sizes,
     [inner, inner_apart]: [&mut Buffer<E>; 2],
-    shares: &mut Buffer<f32>,
 ) -> Result<()> {
     let Shares { split, tiles } = shares_of(run.hidden);
     let (grid, threads) = ([wide.div_ceil(TILE_INNER).div_ceil(tiles), jobs, 1], 32 * split * tiles);
     let both = run.both(|weights| weights.gate_up);
-    let kernel = match run.choice {
-        Choice::Made(_) if is_coded(both) => "experts_few_gate_up_codes",
-        Choice::Made(_) => "experts_few_gate_up",
-        Choice::By(_) if is_coded(both) => "experts_few_choose_gate_up_codes",
-        Choice::By(_) if is_wide(grid[0] * jobs, threads, device.multiprocessors()) => {
-            "experts_few_choose_gate_up_wide"
-        }
-        Choice::By(_) => "experts_few_choose_gate_up",
+    let kernel = match () {
+        () if is_coded(both) => "experts_few_gate_up_codes",
+        () if is_wide(grid[0] * jobs, threads, device.multiprocessors()) => "experts_few_gate_up_wide",
+        () => "experts_few_gate_up",
     };
     let launch = Launch::new(device, kernel, grid, threads).overlapping();
-    let launch = with_weights(launch.read(run.x), both);
-    let launch = match run.choice {
-        Choice::Made(made) => launch.read(&made.chosen),
-        Choice::By(scores) => launch.read(scores.logits).write(shares),
-    };
-    let launch = numbers.into_iter().fold(launch.write(inner).write(inner_apart), Launch::int).int(split);
-    match run.choice {
-        Choice::Made(_) => launch.run(),
-        Choice::By(scores) => launch.int(usize::from(scores.renormalise)).run(),
-    }
+    let launch = with_weights(launch.read(run.x), both).read(&run.choice.chosen);
+    numbers.into_iter().fold(launch.write(inner).write(inner_apart), Launch::int).int(split).run()
 }
 
 fn down<E: Float>(
@@ -198,18 +151,9 @@ fn down<E: Float>(
     let Shares { split, tiles } = shares_of(wide);
     let grid = [run.hidden.div_ceil(TILE_OUTER).div_ceil(tiles), jobs, 1];
     let both = run.both(|weights| weights.down);
-    let kernel = match run.choice {
-        Choice::Made(_) if is_coded(both) => "experts_few_down_codes",
-        Choice::Made(_) => "experts_few_down",
-        Choice::By(_) if is_coded(both) => "experts_few_choose_down_codes",
-        Choice::By(_) => "experts_few_choose_down",
-    };
+    let kernel = if is_coded(both) { "experts_few_down_codes" } else { "experts_few_down" };
     let launch = Launch::new(device, kernel, grid, 32 * split * tiles).overlapping();
-    let launch = with_weights(launch.read(inner).read(inner_apart), both);
-    let launch = match run.choice {
-        Choice::Made(made) => launch.read(&made.chosen),
-        Choice::By(scores) => launch.read(scores.logits),
-    };
+    let launch = with_weights(launch.read(inner).read(inner_apart), both).read(&run.choice.chosen);
     numbers.into_iter().fold(launch.write(said).write(said_apart), Launch::int).int(split).run()
 }
 
@@ -218,9 +162,8 @@ fn sum<E: Float>(
     run: ExpertsFew<'_, E>,
     Sizes { numbers: [rows, top, ..], .. }: Sizes,
     [said, said_apart]: [&Buffer<f32>; 2],
-    weights: &Buffer<f32>,
 ) -> Result<()> {
-    let (hidden, gates) = (run.hidden, run.shared.map(|(_, gates)| gates));
+    let (hidden, weights, gates) = (run.hidden, &run.choice.weights, run.shared.map(|(_, gates)| gates));
     let numbers = [hidden, top, usize::from(gates.is_some())];
     let launch = Launch::new(device, "experts_few_sum", [rows, hidden.div_ceil(128), 1], 128);
     let launch = launch.overlapping().read(said).read(said_apart).read(weights).read_if(gates);
@@ -231,19 +174,17 @@ fn sum<E: Float>(
 fn down_one<E: Float>(
     device: &Device,
     run: ExpertsFew<'_, E>,
-    Sizes { numbers: [_, top, experts, hidden, width, apart], .. }: Sizes,
+    Sizes { numbers: [_, top, _, hidden, width, apart], .. }: Sizes,
     [inner, inner_apart]: [&Buffer<E>; 2],
-    scores: Scores<'_>,
 ) -> Result<()> {
-    let ExpertsFew { routed, shared, out, .. } = run;
+    let ExpertsFew { choice: Experts { chosen, weights }, routed, shared, out, .. } = run;
     let (warps, gates) = (top + usize::from(apart > 0), shared.map(|(_, gates)| gates));
     let both = [Some(routed.down), shared.map(|(weights, _)| weights.down)];
     let kernel = if is_coded(both) { "experts_few_down_one_codes" } else { "experts_few_down_one" };
     let launch = Launch::new(device, kernel, [hidden / TILE_OUTER, 1, 1], 32 * warps).overlapping();
     let launch = with_weights(launch.read(inner).read(inner_apart), both);
-    let launch = launch.read(scores.logits).read_if(gates).write(out);
-    let numbers = [top, experts, hidden, width, apart, usize::from(scores.renormalise)];
-    numbers.into_iter().fold(launch, Launch::int).run()
+    let launch = launch.read(chosen).read(weights).read_if(gates).write(out);
+    [top, hidden, width, apart].into_iter().fold(launch, Launch::int).run()
 }
 
 /// Whether the kernel reads codes.

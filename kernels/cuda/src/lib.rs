@@ -60,6 +60,7 @@ mod recurrence;
 mod reuse;
 mod rotate;
 mod rows;
+mod scores_few;
 mod step;
 mod sums;
 #[allow(unsafe_code)]
@@ -80,7 +81,7 @@ pub use device::{Device, Order};
 pub use draw::{Draw, DrawnLogits, draw_logits};
 pub use error::Error;
 pub use experts::{Routes, Sent, route};
-pub use experts_few::{Choice, ExpertWeights, ExpertsFew, experts_few};
+pub use experts_few::{ExpertWeights, ExpertsFew, experts_few};
 pub use gdn_chunks::{ChunkScratch, GdnChunks, gdn_chunks, gdn_chunks_one, has_gdn_chunks, join_pieces};
 pub use graph::Graph;
 pub use hypic_domain::model::FullShape;
@@ -89,16 +90,14 @@ pub use mla::{Mla, mla, store_latent};
 pub use norm::{add_norm, gated_norm, gates, rms_norm, unit_norm};
 pub use pack::{Codes, Place, Places, pack_rows, pack_tiles, unpack_rows, unpack_tiles};
 pub use product::{ProductSize, product, product_plain};
-pub use product_few::{
-    FewPart, MOST_WEIGHTS, NormedRows, SumAndNorm, add_norm_product_few, norm_product_few, product_few,
-};
+pub use product_few::{FewPart, MOST_WEIGHTS, NormedRows, norm_product_few, product_few};
 pub use random::random_values;
 pub use recurrence::{Recurrence, Summaries, recurrence, recurrence_chunks};
 pub use rotate::state_rotate;
 pub use rows::{
-    Experts, Scores, TopLogits, TopOfRow, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu,
-    top_logits,
+    Experts, TopLogits, TopOfRow, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu, top_logits,
 };
+pub use scores_few::{Routed, Router, SumAndNorm, add_norm_scores_few, scores_few};
 pub use sums::sum_ranks;
 pub use view::{Family, Program, Rows, Sequence, Sequences, Shape, Step, StoredAs, Summary};
 

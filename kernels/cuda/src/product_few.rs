@@ -1,6 +1,6 @@
 use half::bf16;
 
-use crate::choice::{Shares, adds_in_place, norms_in_product, reads_deep, shares_of};
+use crate::choice::{Shares, norms_in_product, reads_deep, shares_of};
 use crate::codes::Matrix;
 use crate::launch::Launch;
 use crate::memory::Float;
@@ -48,45 +48,6 @@ pub fn product_few<E: Float, O: Float>(
     with_parts(launch, parts).int(rows).int(inner).int(grid.split).run()
 }
 
-/// Sums of rows and their norms, for [`add_norm_product_few`].
-pub struct SumAndNorm<'a, E: Float> {
-    /// What is added up, `[rows, inner]` each.
-    pub terms: [&'a Buffer<E>; 2],
-    /// Weight of the norm, `[inner]`.
-    pub weight: &'a Buffer<f32>,
-    /// 1 for zero-centred weights, else 0.
-    pub offset: f32,
-    /// What is added to the mean of squares.
-    pub eps: f32,
-    /// The sums and their norms, `[rows, inner]` each.
-    pub out: [&'a mut Buffer<E>; 2],
-}
-
-/// [`add_norm`](crate::add_norm) into rows of their own, and [`product_few`] of the norms, in one launch and with the same
-/// bits: of at most two rows, 8192 wide.
-///
-/// # Errors
-/// As [`product_few`], for more rows, and for weights of codes.
-pub fn add_norm_product_few<E: Float>(
-    device: &Device,
-    run: SumAndNorm<'_, E>,
-    [rows, inner]: [usize; 2],
-    parts: Vec<FewPart<'_, E, f32>>,
-) -> Result<()> {
-    let SumAndNorm { terms: [x, r], weight, offset, eps, out: [sums, normed] } = run;
-    Error::unless(adds_in_place(rows, inner), "rows", "so few that each block adds them up", rows)?;
-    for len in [x.len(), r.len(), sums.len(), normed.len()] {
-        Error::unless(len == rows * inner, "the rows", rows * inner, len)?;
-    }
-    Error::unless(weight.len() == inner, "the norm's weight", inner, weight.len())?;
-    Error::unless(!is_coded(&parts), "weights of scores", "values", "codes")?;
-    let grid = Grid::new([rows, inner], &parts)?;
-    let launch = Launch::new(device, "add_norm_product_few", grid.blocks, grid.threads).overlapping();
-    let launch =
-        launch.shared(room_of::<E>([rows, inner])).read(x).read(r).read(weight).write(sums).write(normed);
-    with_parts(launch, parts).int(rows).int(inner).int(grid.split).float(offset).float(eps).run()
-}
-
 /// Rows and their norms, for [`norm_product_few`].
 pub struct NormedRows<'a, E: Float> {
     /// `[rows, inner]`.
@@ -127,15 +88,15 @@ pub fn norm_product_few<E: Float>(
 }
 
 /// Bytes of shared memory for rows and the weight of their norm.
-fn room_of<E: Float>([rows, inner]: [usize; 2]) -> usize {
+pub(crate) fn room_of<E: Float>([rows, inner]: [usize; 2]) -> usize {
     rows * (inner + SHARED_GAP) * size_of::<E>() + inner * size_of::<f32>()
 }
 
 /// Blocks of a launch, after a check of its sizes.
-struct Grid {
-    blocks: [usize; 3],
-    threads: usize,
-    split: usize,
+pub(crate) struct Grid {
+    pub(crate) blocks: [usize; 3],
+    pub(crate) threads: usize,
+    pub(crate) split: usize,
 }
 
 impl Grid {
@@ -149,10 +110,17 @@ impl Grid {
             weight.check("the weight", [*outer, inner])?;
             Error::unless(y.len() == rows * outer, "the products", rows * outer, y.len())?;
         }
+        Ok(Self::of([rows, inner], parts.iter().map(|part| part.outer)))
+    }
+}
+
+impl Grid {
+    /// For products of so many sums each, whose sizes fit.
+    pub(crate) fn of([rows, inner]: [usize; 2], outers: impl Iterator<Item = usize>) -> Self {
         let Shares { split, tiles: each } = shares_of(inner);
-        let tiles: usize = parts.iter().map(|part| part.outer.div_ceil(TILE_OUTER)).sum();
+        let tiles: usize = outers.map(|outer| outer.div_ceil(TILE_OUTER)).sum();
         let blocks = [tiles.div_ceil(each), rows.div_ceil(TILE_ROWS), 1];
-        Ok(Self { blocks, threads: 32 * split * each, split })
+        Self { blocks, threads: 32 * split * each, split }
     }
 }
 

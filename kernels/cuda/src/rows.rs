@@ -140,17 +140,6 @@ pub struct Experts {
     pub weights: Buffer<f32>,
 }
 
-/// What experts are chosen by.
-#[derive(Clone, Copy)]
-pub struct Scores<'a> {
-    /// `[rows, experts]`.
-    pub logits: &'a Buffer<f32>,
-    /// Experts of each row.
-    pub top: usize,
-    /// Whether the weights of a row are made to sum to 1.
-    pub renormalise: bool,
-}
-
 /// Chooses the experts of every row of `logits`, `[rows, experts]`. With `renormalise` the weights of a row
 /// sum to 1.
 ///

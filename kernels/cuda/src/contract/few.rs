@@ -14,8 +14,9 @@ use crate::choice::{
 use crate::codes::Matrix;
 use crate::memory::Float;
 use crate::{
-    Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormedRows, ProductSize,
-    Scores, SumAndNorm, add_norm_product_few, choose_experts, experts_few, norm_product_few, product_few,
+    Buffer, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormedRows, ProductSize, Routed,
+    Router, SumAndNorm, add_norm_scores_few, choose_experts, experts_few, norm_product_few, product_few,
+    scores_few,
 };
 
 /// One product, in the form for its number of rows.
@@ -117,7 +118,7 @@ pub(super) fn add_experts<E: Float>(
         return op::add_experts_apart(device, into, x, experts, shared);
     };
     let mut run =
-        || mixture.add_to(device, &mut into.values, (&x.values, &mixture.scores(device, &x.values)?));
+        || mixture.add_to(device, &mut into.values, (&x.values, &mixture.routed(device, &x.values)?));
     run().map_err(failed(OP))
 }
 
@@ -140,20 +141,20 @@ pub(super) fn add_mixture<E: Float>(
     let (weight, offset, eps) = (weight_of(OP, norm, width)?, offset_of(norm.style), norm.eps);
     let mut run = || {
         let mut normed = device.output(rows * width)?;
-        let scores = if adds_in_place(rows, width) {
+        let routed = if adds_in_place(rows, width) && mixture.chooses_in_place() {
             // Other blocks still read the terms while one writes the sums.
             let mut sums = device.output(rows * width)?;
             let out = [&mut sums, &mut normed];
             let sum = SumAndNorm { terms: [&x.values, &mixed.values], weight, offset, eps, out };
-            let scores = mixture.sum_and_scores(device, sum)?;
+            let routed = add_norm_scores_few(&device.device, sum, [rows, width], mixture.route())?;
             x.values = sums;
-            scores
+            routed
         } else {
             let gpu = &device.device;
             crate::add_norm(gpu, [&mut x.values, &mut normed], &mixed.values, weight, offset, eps)?;
-            mixture.scores(device, &normed)?
+            mixture.routed(device, &normed)?
         };
-        mixture.add_to(device, &mut x.values, (&normed, &scores))
+        mixture.add_to(device, &mut x.values, (&normed, &routed))
     };
     run().map_err(failed(OP))
 }
@@ -174,15 +175,9 @@ struct Mixture<'a, E: Float> {
     hidden: usize,
     shape: ExpertShape,
     router: &'a Buffer<E>,
-    routed: ExpertWeights<'a, E>,
+    weights: ExpertWeights<'a, E>,
     /// The shared expert and its gate.
     apart: Option<(ExpertWeights<'a, E>, &'a Buffer<E>)>,
-}
-
-/// Scores of experts `[rows, experts]` and gates of the shared expert `[rows]`, before any softmax or sigmoid.
-struct Scored {
-    logits: Buffer<f32>,
-    gates: Buffer<f32>,
 }
 
 impl<'a, E: Float> Mixture<'a, E> {
@@ -200,53 +195,42 @@ impl<'a, E: Float> Mixture<'a, E> {
         if E::NAME != bf16::NAME || !is_few_experts(rows, shape.top, shape.experts, &widths) {
             return Ok(None);
         }
-        let (router, routed) = weights_of(op, x, experts)?;
-        Ok(Some(Self { rows, hidden, shape, router, routed, apart }))
+        let (router, weights) = weights_of(op, x, experts)?;
+        Ok(Some(Self { rows, hidden, shape, router, weights, apart }))
     }
 
-    /// Room for scores, made by `write` of the products that they are.
-    fn scored(
-        &self,
-        device: &CudaDevice<E>,
-        write: impl FnOnce(Vec<FewPart<'_, E, f32>>) -> crate::Result<()>,
-    ) -> crate::Result<Scored> {
-        let (outer, weight) = (self.shape.experts, self.router);
+    fn chooses_in_place(&self) -> bool {
+        chooses_in_place(self.rows, self.shape.top)
+    }
+
+    fn route(&self) -> Router<'a, E> {
+        let ExpertShape { experts, top, renormalise, .. } = self.shape;
+        let gate = self.apart.map(|(_, gate)| gate);
+        Router { weight: self.router, experts, gate, top, renormalise }
+    }
+
+    fn routed(&self, device: &CudaDevice<E>, x: &Buffer<E>) -> crate::Result<Routed> {
+        let (gpu, rows) = (&device.device, [self.rows, self.hidden]);
+        if self.chooses_in_place() {
+            return scores_few(gpu, x, rows, self.route());
+        }
+        let Router { weight, experts: outer, gate, top, renormalise } = self.route();
         let (mut logits, mut gates) = (device.output(self.rows * outer)?, device.output(self.rows)?);
         let mut parts = vec![FewPart { weight: weight.into(), outer, y: &mut logits }];
-        parts.extend(self.apart.map(|(_, gate)| FewPart { weight: gate.into(), outer: 1, y: &mut gates }));
-        write(parts)?;
-        Ok(Scored { logits, gates })
-    }
-
-    fn scores(&self, device: &CudaDevice<E>, x: &Buffer<E>) -> crate::Result<Scored> {
-        self.scored(device, |parts| product_few(&device.device, x, [self.rows, self.hidden], parts))
-    }
-
-    /// The same of the norms of sums that the launch makes.
-    fn sum_and_scores(&self, device: &CudaDevice<E>, sum: SumAndNorm<'_, E>) -> crate::Result<Scored> {
-        self.scored(device, |parts| {
-            add_norm_product_few(&device.device, sum, [self.rows, self.hidden], parts)
-        })
+        parts.extend(gate.map(|gate| FewPart { weight: gate.into(), outer: 1, y: &mut gates }));
+        product_few(gpu, x, rows, parts)?;
+        Ok(Routed { choice: choose_experts(gpu, &logits, outer, top, renormalise)?, gates })
     }
 
     fn add_to(
         &self,
         device: &CudaDevice<E>,
         out: &mut Buffer<E>,
-        (x, Scored { logits, gates }): (&Buffer<E>, &Scored),
+        (x, Routed { choice, gates }): (&Buffer<E>, &Routed),
     ) -> crate::Result<()> {
-        let ExpertShape { experts, top, renormalise, .. } = self.shape;
-        let gpu = &device.device;
-        let made;
-        let choice = if chooses_in_place(self.rows, top) {
-            Choice::By(Scores { logits, top, renormalise })
-        } else {
-            made = choose_experts(gpu, logits, experts, top, renormalise)?;
-            Choice::Made(&made)
-        };
+        let (hidden, experts, routed) = (self.hidden, self.shape.experts, self.weights);
         let shared = self.apart.map(|(weights, _)| (weights, gates));
-        let (hidden, routed) = (self.hidden, self.routed);
-        experts_few(gpu, ExpertsFew { x, hidden, experts, choice, routed, shared, out })
+        experts_few(&device.device, ExpertsFew { x, hidden, experts, choice, routed, shared, out })
     }
 }
 

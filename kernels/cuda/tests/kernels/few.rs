@@ -2,8 +2,7 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Buffer, Choice, Device, ExpertWeights, Experts, ExpertsFew, add_norm, add_rows, bounds, experts_few,
-    rms_norm,
+    Buffer, Device, ExpertWeights, Experts, ExpertsFew, add_norm, add_rows, bounds, experts_few, rms_norm,
 };
 use rand::RngExt;
 use rand::seq::IndexedRandom;
@@ -98,7 +97,7 @@ impl Mixture {
             x: &place(x),
             hidden: self.hidden,
             experts: self.experts,
-            choice: Choice::Made(&chosen),
+            choice: &chosen,
             routed: ExpertWeights { width: self.width, gate_up, down },
             shared: (self.apart > 0).then_some((shared, &gates)),
             out: &mut out,

@@ -2,10 +2,10 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Attention, AttentionForm, Buffer, Choice, Context, Contexts, Device, ExpertWeights, ExpertsFew, FewPart,
-    FullShape, Heads, NormedRows, Scores, SumAndNorm, Token, add_norm, add_norm_product_few, attention_as,
-    choose_experts, experts_few, norm_and_store, norm_product_few, product_few, rms_norm, sigmoid_gate,
-    store_kv,
+    Attention, AttentionForm, Buffer, Context, Contexts, Device, ExpertWeights, ExpertsFew, FewPart,
+    FullShape, Heads, NormedRows, Routed, Router, SumAndNorm, Token, add_norm, add_norm_scores_few,
+    attention_as, choose_experts, experts_few, norm_and_store, norm_product_few, product_few, rms_norm,
+    scores_few, sigmoid_gate, store_kv,
 };
 use rand::RngExt;
 
@@ -32,58 +32,51 @@ fn bits_of(buffer: &Buffer<bf16>) -> Vec<u32> {
     bits(&buffer.read().unwrap().into_iter().map(bf16::to_f32).collect::<Vec<_>>())
 }
 
-/// A mixture over a few rows.
-#[derive(Clone)]
+/// A mixture over a row.
 struct Mixture {
-    /// Rows, experts of each, experts; hidden, width of an expert, width of the shared one or 0.
-    counts: [usize; 3],
+    /// Experts of the row, experts; hidden, width of an expert, width of the shared one or 0.
+    counts: [usize; 2],
     sizes: [usize; 3],
     x: Vec<bf16>,
-    logits: Vec<f32>,
-    gates: Vec<f32>,
+    scores: Vec<f32>,
+    gate: f32,
     matrices: [Weight; 4],
 }
 
 impl Mixture {
     /// `is_coded`: the experts that are chosen from, and the shared one.
-    fn random(counts: [usize; 3], sizes: [usize; 3], [routed, shared]: [bool; 2]) -> Self {
-        let ([rows, _, experts], [hidden, width, apart]) = (counts, sizes);
+    fn random(counts: [usize; 2], sizes: [usize; 3], [routed, shared]: [bool; 2]) -> Self {
+        let ([_, experts], [hidden, width, apart]) = (counts, sizes);
         let weight = |shape: [usize; 3], is_coded: bool| match is_coded {
             true => Weight::coded(shape, BLOCKS, 0.1),
             false => Weight::wide(shape.iter().product(), 0.1),
         };
         let mut rng = fresh();
         // Few different values, so that there are ties.
-        let logits = (0..rows * experts).map(|_| rng.random_range(-20..20) as f32 / 4.0).collect();
+        let scores = (0..experts).map(|_| rng.random_range(-20..20) as f32 / 4.0).collect();
         let matrices = [
             weight([experts, 2 * width, hidden], routed),
             weight([experts, hidden, width], routed),
             weight([1, 2 * apart, hidden], shared),
             weight([1, hidden, apart], shared),
         ];
-        let (x, gates) = (random(rows * hidden, 1.0), exact(rows));
-        Self { counts, sizes, x, logits, gates, matrices }
+        Self { counts, sizes, x: random(hidden, 1.0), scores, gate: exact(1)[0], matrices }
     }
 
-    /// What is added to the rows themselves.
-    fn run(&self, device: &Device, renormalise: bool, in_place: bool) -> Vec<u32> {
-        let ([_, top, experts], [hidden, width, apart]) = (self.counts, self.sizes);
+    /// What is added to the row itself, where it is there so many times.
+    fn run(&self, device: &Device, rows: usize) -> Vec<u32> {
+        let ([top, experts], [hidden, width, apart]) = (self.counts, self.sizes);
         let matrices = self.matrices.each_ref().map(|weight| weight.place(device));
         let [gate_up, down, shared_gate_up, shared_down] = matrices.each_ref().map(Placed::matrix);
-        let [logits, gates] =
-            [&self.logits, &self.gates].map(|values| Buffer::from_slice(device, values).unwrap());
+        let logits = Buffer::from_slice(device, &self.scores.repeat(rows)).unwrap();
+        let gates = Buffer::from_slice(device, &vec![self.gate; rows]).unwrap();
         let shared = ExpertWeights { width: apart, gate_up: shared_gate_up, down: shared_down };
-        let mut out = place(device, &self.x);
-        let made = choose_experts(device, &logits, experts, top, renormalise).unwrap();
-        let choice = match in_place {
-            true => Choice::By(Scores { logits: &logits, top, renormalise }),
-            false => Choice::Made(&made),
-        };
+        let mut out = place(device, &self.x.repeat(rows));
         let run = ExpertsFew {
-            x: &place(device, &self.x),
+            x: &place(device, &self.x.repeat(rows)),
             hidden,
             experts,
-            choice,
+            choice: &choose_experts(device, &logits, experts, top, true).unwrap(),
             routed: ExpertWeights { width, gate_up, down },
             shared: (apart > 0).then_some((shared, &gates)),
             out: &mut out,
@@ -94,123 +87,173 @@ impl Mixture {
 }
 
 #[test]
-fn experts_chosen_and_summed_in_place_have_the_bits_of_the_launches_apart() {
-    // Fewer assignments than experts, and more; narrow rows and wide ones; more experts than a lane keeps at best.
+fn what_experts_say_of_one_row_has_the_bits_of_what_they_say_of_several() {
+    // As many experts as have a warp each, and more; sums of one warp, and longer ones; codes.
     for (counts, sizes, is_coded) in [
-        ([1, 8, 40], [96, 32, 64], [false; 2]),
-        ([2, 3, 300], [288, 32, 0], [false; 2]),
-        ([7, 2, 9], [64, 544, 32], [false; 2]),
-        ([8, 3, 5], [544, 32, 96], [false; 2]),
-        ([1, 1, 1], [2080, 32, 32], [false; 2]),
-        ([1, 15, 17], [96, 512, 480], [false; 2]),
-        ([1, 16, 17], [64, 32, 32], [false; 2]),
-        ([1, 3, 4], [64, 544, 32], [false; 2]),
-        ([1, 4, 4], [64, 32, 0], [false; 2]),
-        ([1, 7, 9], [128, 512, 64], [false, true]),
-        ([1, 7, 9], [128, 64, 512], [true, false]),
-        ([1, 8, 40], [128, 64, 64], [true; 2]),
-        ([7, 2, 9], [64, 576, 32], [true, false]),
-        ([2, 3, 5], [192, 64, 0], [true, false]),
-        ([3, 2, 6], [64, 32, 64], [false, true]),
+        ([8, 40], [96, 32, 64], [false; 2]),
+        ([1, 1], [2080, 32, 32], [false; 2]),
+        ([15, 17], [96, 512, 480], [false; 2]),
+        ([16, 17], [64, 32, 32], [false; 2]),
+        ([3, 4], [64, 544, 32], [false; 2]),
+        ([4, 4], [64, 32, 0], [false; 2]),
+        ([8, 40], [128, 64, 64], [true; 2]),
+        ([7, 9], [128, 512, 64], [false, true]),
+        ([7, 9], [128, 64, 512], [true, false]),
     ] {
         let mixture = Mixture::random(counts, sizes, is_coded);
-        for renormalise in [false, true] {
-            on_devices(|device| {
-                let [apart, fused] = [false, true].map(|fused| mixture.run(device, renormalise, fused));
-                assert!(apart.iter().all(|&bits| f32::from_bits(bits).is_finite()));
-                assert!(apart == fused, "{counts:?}, {sizes:?}: other bits");
-                fused
-            });
+        on_devices(|device| {
+            let (one, two) = (mixture.run(device, 1), mixture.run(device, 2));
+            assert!(one.iter().all(|&bits| f32::from_bits(bits).is_finite()));
+            assert!(two == one.repeat(2), "{counts:?}, {sizes:?}: other bits");
+            one
+        });
+    }
+}
+
+/// What routes rows, and the rows.
+struct Scored {
+    /// Rows and their width.
+    rows: [usize; 2],
+    /// Experts of each row, experts.
+    counts: [usize; 2],
+    x: Vec<bf16>,
+    router: Vec<bf16>,
+    gate: Option<Vec<bf16>>,
+}
+
+impl Scored {
+    fn random(rows: [usize; 2], counts: [usize; 2], has_gate: bool) -> Self {
+        let [count, inner] = rows;
+        // Experts that are the same have the same score.
+        let mut router = random(counts[1] * inner, 0.05);
+        if counts[1] > 3 {
+            router.copy_within(0..inner, 3 * inner);
+        }
+        let gate = has_gate.then(|| random(inner, 0.05));
+        Self { rows, counts, x: random(count * inner, 1.0), router, gate }
+    }
+
+    fn router<'a>(
+        &self,
+        weight: &'a Buffer<bf16>,
+        gate: Option<&'a Buffer<bf16>>,
+        renormalise: bool,
+    ) -> Router<'a, bf16> {
+        let [top, experts] = self.counts;
+        Router { weight, experts, gate, top, renormalise }
+    }
+
+    /// Experts, their weights, and gates of rows `x`, by the launches apart.
+    fn apart(&self, device: &Device, x: &Buffer<bf16>, renormalise: bool) -> [Vec<u32>; 3] {
+        let ([rows, inner], [top, experts]) = (self.rows, self.counts);
+        let nan = |len: usize| Buffer::from_slice(device, &vec![f32::NAN; len]).unwrap();
+        let (mut logits, mut gates) = (nan(rows * experts), nan(rows));
+        let (router, gate) =
+            (place(device, &self.router), self.gate.as_ref().map(|gate| place(device, gate)));
+        let mut parts = vec![FewPart { weight: (&router).into(), outer: experts, y: &mut logits }];
+        if let Some(gate) = &gate {
+            parts.push(FewPart { weight: gate.into(), outer: 1, y: &mut gates });
+        }
+        product_few(device, x, self.rows, parts).unwrap();
+        let choice = choose_experts(device, &logits, experts, top, renormalise).unwrap();
+        let gates = if gate.is_some() { bits(&gates.read().unwrap()) } else { Vec::new() };
+        assert_eq!(x.len(), rows * inner);
+        [choice.chosen.read().unwrap(), bits(&choice.weights.read().unwrap()), gates]
+    }
+}
+
+fn of_routed(routed: &Routed) -> [Vec<u32>; 3] {
+    let Routed { choice, gates } = routed;
+    [choice.chosen.read().unwrap(), bits(&choice.weights.read().unwrap()), bits(&gates.read().unwrap())]
+}
+
+#[test]
+fn experts_that_the_last_block_chooses_are_those_of_the_launches_apart() {
+    for (rows, counts, has_gate) in [
+        ([1, 2048], [8, 256], true),
+        ([1, 32], [1, 1], false),
+        ([2, 544], [3, 300], true),
+        ([7, 64], [9, 9], true),
+        ([8, 96], [32, 40], false),
+    ] {
+        let mut scored = Scored::random(rows, counts, has_gate);
+        for is_odd in [false, true] {
+            // A row that is no number is nobody else's.
+            if is_odd {
+                scored.x[rows[1] / 2] = bf16::NAN;
+            }
+            for renormalise in [false, true] {
+                on_devices(|device| {
+                    let x = place(device, &scored.x);
+                    let weight = place(device, &scored.router);
+                    let gate = scored.gate.as_ref().map(|gate| place(device, gate));
+                    let router = scored.router(&weight, gate.as_ref(), renormalise);
+                    let apart = scored.apart(device, &x, renormalise);
+                    // Once more: what counts blocks begins anew.
+                    for _ in 0..2 {
+                        let found = of_routed(&scores_few(device, &x, rows, router).unwrap());
+                        let same = |(x, y): (&u32, &u32)| {
+                            x == y || [x, y].iter().all(|&&x| f32::from_bits(x).is_nan())
+                        };
+                        for (found, apart) in found.iter().zip(&apart) {
+                            assert_eq!(found.len(), apart.len());
+                            assert!(found.iter().zip(apart).all(same), "{rows:?}, {counts:?}: other bits");
+                        }
+                    }
+                    apart
+                });
+            }
         }
     }
 }
 
 #[test]
-fn scores_that_are_no_numbers_are_their_own_rows_alone() {
-    // Fewer assignments than experts, more, and all of them for every row.
-    for counts in [[3, 4, 40], [4, 3, 5], [3, 5, 5], [8, 32, 32]] {
-        let [rows, _, experts] = counts;
-        let mut odd = Mixture::random(counts, [64, 32, 32], [false; 2]);
-        let logits = odd.logits.clone();
-        let row = |row: usize| row * experts..(row + 1) * experts;
-        odd.logits[row(0)].fill(f32::NAN);
-        odd.logits[2 * experts..][..3].copy_from_slice(&[f32::INFINITY, f32::NAN, f32::NEG_INFINITY]);
-        for renormalise in [false, true] {
-            on_devices(|device| {
-                let [apart, fused] = [false, true].map(|fused| odd.run(device, renormalise, fused));
-                let same =
-                    |(x, y): (&u32, &u32)| x == y || [x, y].iter().all(|&&x| f32::from_bits(x).is_nan());
-                assert!(apart.iter().zip(&fused).all(same), "{counts:?}: other bits");
-                let right = Mixture { logits: logits.clone(), ..odd.clone() }.run(device, renormalise, true);
-                let of = |values: &[u32], row: usize| values[row * 64..(row + 1) * 64].to_vec();
-                for row in (0..rows).filter(|row| ![0, 2].contains(row)) {
-                    assert_eq!(of(&fused, row), of(&right, row), "{counts:?}: row {row}");
-                }
-                let odd = [0, 2].map(|row| of(&fused, row));
-                assert!(odd.iter().flatten().all(|&x| f32::from_bits(x).is_nan()));
-                fused
-            });
-        }
-    }
-}
-
-#[test]
-fn a_step_of_more_rows_does_not_choose_in_every_block() {
+fn a_step_of_more_rows_is_not_chosen_by_one_block() {
     on_devices(|device| {
-        let mixture = Mixture::random([9, 2, 4], [32, 32, 0], [false; 2]);
-        let logits = Buffer::from_slice(device, &mixture.logits).unwrap();
-        let matrices = mixture.matrices.each_ref().map(|weight| weight.place(device));
-        let [gate_up, down, ..] = matrices.each_ref().map(Placed::matrix);
-        let mut out = nan(device, 9 * 32);
-        let run = ExpertsFew {
-            x: &place(device, &mixture.x),
-            hidden: 32,
-            experts: 4,
-            choice: Choice::By(Scores { logits: &logits, top: 2, renormalise: true }),
-            routed: ExpertWeights { width: 32, gate_up, down },
-            shared: None,
-            out: &mut out,
-        };
-        assert!(experts_few(device, run).unwrap_err().to_string().starts_with("assignments must be"));
+        let scored = Scored::random([9, 32], [2, 4], false);
+        let weight = place(device, &scored.router);
+        let router = scored.router(&weight, None, true);
+        let refused = scores_few(device, &place(device, &scored.x), scored.rows, router);
+        let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.starts_with("experts of a row must be"), "{message}");
     });
 }
 
 #[test]
-fn sums_and_norms_that_every_block_makes_have_the_bits_of_the_launches_apart() {
-    for (rows, inner, outers) in
-        [(1, 96, vec![40, 1]), (2, 2080, vec![17]), (1, 4128, vec![33, 1, 2]), (2, 544, vec![8])]
-    {
-        let [x, r] = [(); 2].map(|()| random(rows * inner, 1.0));
-        let norm = exact(inner);
-        let weights: Vec<Vec<bf16>> = outers.iter().map(|outer| random(outer * inner, 0.05)).collect();
+fn sums_norms_and_scores_in_one_have_the_bits_of_the_launches_apart() {
+    for (rows, counts, has_gate) in [
+        ([1, 96], [2, 40], true),
+        ([2, 2080], [3, 17], false),
+        ([1, 4128], [5, 33], true),
+        ([2, 544], [8, 8], true),
+    ] {
+        let scored = Scored::random(rows, counts, has_gate);
+        let len = rows[0] * rows[1];
+        let (r, norm) = (random(len, 1.0), exact(rows[1]));
         on_devices(|device| {
             let norm = Buffer::from_slice(device, &norm).unwrap();
-            let weights: Vec<_> = weights.iter().map(|weight| place(device, weight)).collect();
-            let r = place(device, &r);
+            let (weight, r) = (place(device, &scored.router), place(device, &r));
+            let gate = scored.gate.as_ref().map(|gate| place(device, gate));
             let [fused, apart] = [true, false].map(|fused| {
                 let (mut x, mut sums, mut normed) =
-                    (place(device, &x), nan(device, rows * inner), nan(device, rows * inner));
-                let mut y: Vec<Buffer<f32>> = outers
-                    .iter()
-                    .map(|outer| Buffer::from_slice(device, &vec![f32::NAN; rows * outer]).unwrap())
-                    .collect();
-                let parts = weights.iter().zip(&outers).zip(&mut y);
-                let parts =
-                    parts.map(|((weight, &outer), y)| FewPart { weight: weight.into(), outer, y }).collect();
-                if fused {
+                    (place(device, &scored.x), nan(device, len), nan(device, len));
+                let routed = if fused {
                     let out = [&mut sums, &mut normed];
                     let sum = SumAndNorm { terms: [&x, &r], weight: &norm, offset: 1.0, eps: EPS, out };
-                    add_norm_product_few(device, sum, [rows, inner], parts).unwrap();
+                    let router = scored.router(&weight, gate.as_ref(), true);
+                    of_routed(&add_norm_scores_few(device, sum, rows, router).unwrap())
                 } else {
                     add_norm(device, [&mut x, &mut normed], &r, &norm, 1.0, EPS).unwrap();
-                    product_few(device, &normed, [rows, inner], parts).unwrap();
                     sums = x;
-                }
-                let y = y.iter().flat_map(|y| bits(&y.read().unwrap())).collect();
-                [bits_of(&sums), bits_of(&normed), y]
+                    scored.apart(device, &normed, true)
+                };
+                let [chosen, weights, gates] = routed;
+                [bits_of(&sums), bits_of(&normed), chosen, weights, gates]
             });
-            assert!(fused.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
-            assert!(fused == apart, "{rows} rows of {inner}: other bits");
+            for values in [0, 1, 3, 4] {
+                assert!(fused[values].iter().all(|&bits| f32::from_bits(bits).is_finite()));
+            }
+            assert!(fused == apart, "{rows:?}: other bits");
             fused
         });
     }
