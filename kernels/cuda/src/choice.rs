@@ -146,12 +146,18 @@ pub(crate) fn sums_in_place(rows: usize, top: usize, wide: usize) -> bool {
     rows == 1 && top < SUMMED_EXPERTS && shares_of(wide).split == 1
 }
 
-/// Rows up to which the recurrence of a step has one block for a head, which norms it: of 32 heads these run at once.
-const WHOLE_HEAD_ROWS: usize = 4;
+/// Rows up to which a step has one block for a key head and what shares it: of 16 key heads these run at once.
+const WHOLE_ROWS: usize = 4;
+/// Heads for a key head of which a block has the states.
+const WHOLE_HEADS: usize = 2;
+/// Devices that have 128 KB of shared memory for a block; those with less would have to refuse the launch.
+const WHOLE_DEVICES: [Option<(i32, i32)>; 3] = [None, Some((8, 0)), Some((9, 0))];
 
-/// Whether the recurrence of a step of `rows` rows norms its outputs by itself.
-pub(crate) fn norms_in_step(rows: usize) -> bool {
-    rows <= WHOLE_HEAD_ROWS
+/// Whether convolution, recurrence and gated norm of a step of `rows` rows are one launch.
+pub(crate) fn steps_whole(rows: usize, shape: Shape, capability: Option<(i32, i32)>) -> bool {
+    let is_whole = shape.heads.is_multiple_of(shape.key_heads.max(1));
+    let fits = is_whole && shape.heads <= WHOLE_HEADS * shape.key_heads;
+    rows <= WHOLE_ROWS && fits && WHOLE_DEVICES.contains(&capability)
 }
 
 /// Rows that every block of a product norms by itself, and their widest: they lie in shared memory.
@@ -273,7 +279,9 @@ mod tests {
         assert!(norms_in_product(1, 257) && !norms_in_product(1, 256) && !norms_in_product(3, 2048));
         assert!(sums_in_place(1, 15, 512) && !sums_in_place(2, 1, 512));
         assert!(!sums_in_place(1, 16, 512) && !sums_in_place(1, 8, 544));
-        assert!(norms_in_step(4) && !norms_in_step(5));
+        assert!(steps_whole(4, SHAPE, None) && !steps_whole(5, SHAPE, None));
+        assert!(steps_whole(1, SHAPE, Some((9, 0))) && !steps_whole(1, SHAPE, Some((8, 9))));
+        assert!(!steps_whole(1, Shape { key_heads: 8, ..SHAPE }, None));
         assert!(norms_in_place(8) && !norms_in_place(9));
         let shares =
             [32, 512, 544, 2048, 4096, 16384].map(shares_of).map(|shares| (shares.split, shares.tiles));
