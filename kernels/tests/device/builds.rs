@@ -76,7 +76,7 @@ fn builds_in_company_record_what_they_record_alone() {
 /// A prompt of one body behind a seam, with the body had in each way.
 #[test]
 fn a_layer_that_is_adopted_is_the_layer_that_went_over_the_host() {
-    let (device, other) = (poisoned(2), poisoned(1));
+    let [device, other] = pair();
     let eight = TupleFormat { transition: Dtype::I8, state: Dtype::I8, ..TupleFormat::default() };
     for format in [TupleFormat::EXACT, device.format(&TupleFormat::default()), device.format(&eight)] {
         adopted_or_landed((&device, &other), format);
@@ -100,22 +100,7 @@ fn adopted_or_landed((device, other): (&TestDevice, &TestDevice), format: TupleF
     ];
     // Nobody else keeps what was built.
     drop((here, there));
-    let live = Data::random(12, SEAM + 5);
-    let found = parts.map(|parts| {
-        let layers = BodyLayers::empty(2);
-        layers.arrive(0, parts);
-        let ops = vec![
-            RunOp::Rows(0..SEAM),
-            RunOp::Apply { body: 0, rule: Rule::Compose },
-            RunOp::Rows(SEAM..live.rows),
-        ];
-        let mut composed = run(0, 0..live.rows, ops);
-        let len = (len - SEAM) as u32;
-        composed.context.bodies.push(PlacedBody { layers: Arc::new(layers), start: SEAM as u32, len });
-        let mut states = fresh(device, 1);
-        let out = mix(device, &live, vec![composed], &mut states).unwrap();
-        (out, device.slot_state(&states, 0, 0).unwrap())
-    });
+    let found = parts.map(|parts| composed(device, vec![(parts, len)]));
     assert_eq!(found[1], found[2]);
     if device.keeps(&format) {
         assert_eq!(found[0], found[1], "{format:?}");
@@ -124,5 +109,60 @@ fn adopted_or_landed((device, other): (&TestDevice, &TestDevice), format: TupleF
         let error = error(&found[0].1, &right);
         let bound = bound(Compared::State, format.state).max(bound(Compared::State, DTYPE));
         assert!(error <= bound, "{format:?}: {error:e}");
+    }
+}
+
+/// What a prompt gets of these segments, each behind its seam, and its state.
+fn composed(
+    device: &TestDevice,
+    segments: Vec<(<TestDevice as Device>::LayerParts, usize)>,
+) -> (Vec<f32>, Vec<f32>) {
+    let live = Data::random(12, segments.len() * SEAM + 5);
+    let (mut ops, mut bodies, mut start) = (Vec::new(), Vec::new(), 0);
+    for (body, (parts, len)) in segments.into_iter().enumerate() {
+        let layers = BodyLayers::empty(2);
+        layers.arrive(0, parts);
+        ops.push(RunOp::Rows(body * SEAM..(body + 1) * SEAM));
+        ops.push(RunOp::Apply { body, rule: Rule::Compose });
+        let (first, len) = (start + SEAM, len - SEAM);
+        bodies.push(PlacedBody { layers: Arc::new(layers), start: first as u32, len: len as u32 });
+        start = first + len;
+    }
+    ops.push(RunOp::Rows(bodies.len() * SEAM..live.rows));
+    let mut prompt = run(0, 0..live.rows, ops);
+    prompt.context.bodies = bodies;
+    let mut states = fresh(device, 1);
+    let out = mix(device, &live, vec![prompt], &mut states).unwrap();
+    (out, device.slot_state(&states, 0, 0).unwrap())
+}
+
+/// Layers of another device, taken over as soon as they are finished there, while both go on: this one computes before and
+/// behind them, that one takes the memory of what nobody keeps.
+#[test]
+fn layers_come_whole_from_a_device_that_goes_on() {
+    let [device, other] = pair();
+    let format = device.format(&TupleFormat::default());
+    let asked = (Some(1e-3), format);
+    let lens = [200, 41, 130, 310];
+    let mut pages = device.pages(&spec(), 1, 1).unwrap();
+    let hosts: Vec<HostLayer> =
+        built(&device, &lens, asked).iter().map(|built| device.land(0, &spec(), built).unwrap()).collect();
+    let imported = hosts.iter().map(|host| device.import(0, &spec(), &mut pages, host).unwrap());
+    let right = composed(&device, imported.zip(lens).collect());
+    let busy = Data::random(5, 400);
+    for round in 0..3 {
+        let mut states = fresh(&device, 1);
+        let there: Vec<_> = built(&other, &lens, asked).into_iter().map(Arc::new).collect();
+        mix(&device, &busy, vec![plain(0, 0..busy.rows)], &mut states).unwrap();
+        let adopt = |there: Vec<Arc<_>>, pages: &mut Pages| -> Vec<_> {
+            there.iter().map(|built| device.adopt(0, &spec(), pages, built).unwrap()).collect()
+        };
+        let parts = adopt(there, &mut pages);
+        let sizes = [310, 200, 41, 130];
+        let next = built(&other, &sizes, asked).into_iter().map(Arc::new).collect();
+        // Taken over and not used.
+        drop(adopt(next, &mut pages));
+        mix(&device, &busy, vec![plain(0, 0..busy.rows)], &mut states).unwrap();
+        assert_eq!(composed(&device, parts.into_iter().zip(lens).collect()), right, "round {round}");
     }
 }

@@ -12,7 +12,7 @@ use super::{CudaDevice, failed};
 use crate::attention::{KvOrder, KvRows};
 use crate::conv_warm::RawRow;
 use crate::device::Arrival;
-use crate::memory::{Float, upload};
+use crate::memory::{Float, Table, upload};
 use crate::pack::{Tiles, to_compute, widen};
 use crate::programs::stored_for;
 use crate::{Buffer, Device};
@@ -51,7 +51,7 @@ pub struct FullParts {
     staged: Mutex<Option<Staged>>,
 }
 
-/// Keys and behind them values as they are stored, `[kv heads, tokens, width]` each.
+/// Keys and behind them values as they are stored, or as another device computed them: `[kv heads, tokens, width]` each.
 struct Staged {
     stored: Buffer<u8>,
     dtype: Dtype,
@@ -129,7 +129,7 @@ impl FullParts {
         device.wait_for_copy(arrival)?;
         let rows = to_compute(device, (dtype, width), stored)?;
         let places = places_of(&self.pages.pages, 0..self.tokens, (kv_heads, page_tokens));
-        let places = Buffer::from_slice(device, &places)?;
+        let places = Table::new(device, &places)?;
         let moved = KvRows { kv_heads, width, page_tokens, places: &places, order: KvOrder::Heads };
         moved.store_both(device, &rows, [&mut layer.key, &mut layer.value])
     }

@@ -11,10 +11,10 @@ use hypic_kernels::op::{Export, HostLayer, OpError};
 
 use super::super::memory::{LayerPages, Pages};
 use super::super::{CudaDevice, failed};
-use super::{FullParts, LayerParts, LinearParts, Tail, places_of};
+use super::{FullParts, LayerParts, LinearParts, Staged, Tail, places_of};
 use crate::attention::{KvOrder, KvRows};
 use crate::device::{Arrival, Mark};
-use crate::memory::{self, Element, Float, Fresh};
+use crate::memory::{self, Element, Float, Fresh, Table, fetch};
 use crate::pack::{from_compute, narrow};
 use crate::programs::stored_for;
 use crate::{Buffer, Device, Pinned};
@@ -79,18 +79,12 @@ impl<E: Float> BodyKv<E> {
         let pages = layer.take(self.tokens, page_tokens)?;
         let places = places_of(&pages.pages, 0..self.tokens, (kv_heads, page_tokens));
         let mut write = || {
-            let places = Buffer::from_slice(device, &places)?;
+            let places = Table::new(device, &places)?;
             let moved = KvRows { kv_heads, width, page_tokens, places: &places, order: KvOrder::Heads };
             moved.store(device, [&self.rows[0], &self.rows[1]], [&mut layer.key, &mut layer.value])
         };
         write().map_err(failed("adopt"))?;
         Ok(FullParts { pages, tokens: self.tokens, staged: Mutex::new(None) })
-    }
-
-    fn copied(&self, device: &Device) -> crate::Result<Self> {
-        let [key, value] = &self.rows;
-        let rows = [Buffer::from_peer(device, key)?, Buffer::from_peer(device, value)?];
-        Ok(Self { rows, tokens: self.tokens })
     }
 }
 
@@ -135,7 +129,7 @@ fn finish_full<E: Float>(
     let pages: Vec<u32> = context.pages.iter().map(|&page| page as u32).collect();
     let places = places_of(&pages, first..tokens, (kv_heads, page_tokens));
     let read = || {
-        let places = Buffer::from_slice(device, &places)?;
+        let places = Table::new(device, &places)?;
         let rows = |_| Buffer::<E>::fresh(device, request.body * kv_heads * width, Fresh::Anything);
         let mut rows = [rows(())?, rows(())?];
         let [key, value] = &mut rows;
@@ -146,44 +140,61 @@ fn finish_full<E: Float>(
     read().map_err(failed("finish"))
 }
 
-/// Takes over what a build on this device or on another has finished.
+/// Takes over what a build on this device has finished, or lets what another has come beside what is computed here: the
+/// step that needs it waits for it.
 pub(in crate::contract) fn adopt<E: Float>(
     device: &Device,
     (layer, spec): (usize, &ModelSpec),
     pages: &mut Pages<E>,
-    built: &BuiltLayer<E>,
+    built: &Arc<BuiltLayer<E>>,
 ) -> Result<LayerParts<E>, OpError> {
+    const OP: &str = "adopt";
     let is_here = device.is(&built.device);
-    if !is_here {
-        device.wait_for(&built.ready).map_err(failed("adopt"))?;
-    }
     match (spec.layers.get(layer), &built.values) {
+        (Some(LayerSpec::Linear(_)), Values::Linear(parts)) if is_here => {
+            Ok(LayerParts::Linear(Arc::clone(parts)))
+        }
         (Some(LayerSpec::Linear(_)), Values::Linear(parts)) => {
-            if is_here {
-                return Ok(LayerParts::Linear(Arc::clone(parts)));
-            }
-            let copy = || {
-                let tiles = Arc::new(parts.tiles.copied(device)?);
-                let tail = match &parts.tail {
-                    Tail::Behind(at) => Tail::Behind(*at),
-                    Tail::Own(tail) => Tail::Own(Buffer::from_peer(device, tail)?),
-                };
-                Ok(LinearParts { tiles, tail, arrival: Arrival::HERE })
-            };
-            copy().map(|parts| LayerParts::Linear(Arc::new(parts))).map_err(failed("adopt"))
+            linear_of_peer(device, built, parts).map(LayerParts::Linear).map_err(failed(OP))
         }
         (Some(LayerSpec::Full(shape)), Values::Full(kv)) => {
             let page_tokens = pages.page_tokens;
-            let layer = (pages.layer_mut("adopt", layer)?, page_tokens);
-            let placed = if is_here {
-                kv.place(device, shape, layer)
-            } else {
-                kv.copied(device).map_err(failed("adopt"))?.place(device, shape, layer)
-            };
-            placed.map(LayerParts::Full)
+            let layer = pages.layer_mut(OP, layer)?;
+            if is_here {
+                return kv.place(device, shape, (layer, page_tokens)).map(LayerParts::Full);
+            }
+            let (pages, tokens) = (layer.take(kv.tokens, page_tokens)?, kv.tokens);
+            let staged = Mutex::new(Some(kv_of_peer(device, built, kv).map_err(failed(OP))?));
+            Ok(LayerParts::Full(FullParts { pages, tokens, staged }))
         }
-        _ => Err(OpError::shape("adopt", "the layer's kind", layer)),
+        _ => Err(OpError::shape(OP, "the layer's kind", layer)),
     }
+}
+
+fn linear_of_peer<E: Float>(
+    device: &Device,
+    built: &Arc<BuiltLayer<E>>,
+    parts: &LinearParts<E>,
+) -> crate::Result<Arc<LinearParts<E>>> {
+    let LinearParts { tiles, tail, .. } = parts;
+    let (mut sent, mut behind) = (vec![tiles.bytes.sent()], tiles.bytes.len());
+    match tail {
+        Tail::Own(tail) => sent.push(tail.sent()),
+        Tail::Behind(at) => behind = *at,
+    }
+    let (bytes, arrival) = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built))?;
+    let tiles = Arc::new(tiles.moved(bytes)?);
+    Ok(Arc::new(LinearParts { tiles, tail: Tail::Behind(behind), arrival }))
+}
+
+fn kv_of_peer<E: Float>(
+    device: &Device,
+    built: &Arc<BuiltLayer<E>>,
+    kv: &BodyKv<E>,
+) -> crate::Result<Staged> {
+    let sent = kv.rows.each_ref().map(Buffer::sent);
+    let (stored, arrival) = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built))?;
+    Ok(Staged { stored, dtype: E::DTYPE, arrival })
 }
 
 /// One layer of a finished build on the host, as it is stored; waits for the device that built it.

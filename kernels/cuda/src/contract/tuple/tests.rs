@@ -68,11 +68,17 @@ fn poisoned<E: Float>() -> CudaDevice<E> {
 
 /// `T` and `S` of every head, zeros for a dead head's `T`.
 fn tiles_of<E: Float>(parts: &LinearParts<E>) -> [Vec<f32>; 2] {
+    await_parts(parts);
     parts.tiles.unpacked(parts.tiles.bytes.device()).unwrap().map(|values| values.read().unwrap())
+}
+
+fn await_parts<E: Float>(parts: &LinearParts<E>) {
+    parts.tiles.bytes.device().wait_for_copy(parts.arrival).unwrap();
 }
 
 /// The bytes of the tiles and of the tail behind them or elsewhere.
 fn bytes_of<E: Float>(parts: &LinearParts<E>) -> [Vec<u8>; 2] {
+    await_parts(parts);
     let mut all = parts.tiles.bytes.read().unwrap();
     let behind = all.split_off(parts.tiles.end());
     match &parts.tail {
@@ -266,7 +272,7 @@ fn a_full_layer_that_is_adopted_is_the_one_that_was_stored() {
             body,
             format,
         };
-        let built = finish(&device.device, &request).unwrap();
+        let built = Arc::new(finish(&device.device, &request).unwrap());
         let host = land((1, &spec), None, &built).unwrap();
         for reader in [&device, &other] {
             let read = |import: bool| {
@@ -282,6 +288,58 @@ fn a_full_layer_that_is_adopted_is_the_one_that_was_stored() {
             };
             assert_eq!(read(true), read(false));
         }
+    }
+}
+
+/// What another device sends is there when it was waited for and not before, and what is read stays until then.
+#[test]
+fn layers_of_another_device_are_waited_for() {
+    let (device, other, spec) = (poisoned::<bf16>(), poisoned::<bf16>(), spec());
+    let mut pages = device.pages(&spec, 1, PAGE).unwrap();
+    let mut states = other.states(&spec, 1).unwrap();
+    other.reset_slot(&mut states, 0).unwrap();
+    let recording = other.recording(&spec).unwrap();
+    let context = hypic_kernels::plan::Context { pages: vec![], live: vec![], bodies: vec![] };
+    let of_other = other.pages(&spec, 1, PAGE).unwrap();
+    let request = Export {
+        layer: 0,
+        spec: &spec,
+        recording: &recording,
+        states: &states,
+        slot: 0,
+        pages: &of_other,
+        context: &context,
+        body: 3,
+        format: other.format(&TupleFormat::default()),
+    };
+    let adopted =
+        |reader: &CudaDevice<bf16>, pages: &mut Pages<bf16>, built: &Arc<BuiltLayer<bf16>>| match adopt(
+            &reader.device,
+            (0, &spec),
+            pages,
+            built,
+        )
+        .unwrap()
+        {
+            LayerParts::Linear(parts) => parts,
+            LayerParts::Full(_) => panic!("a full layer"),
+        };
+    for is_used in [true, false] {
+        let built = Arc::new(finish(&other.device, &request).unwrap());
+        let parts = adopted(&device, &mut pages, &built);
+        let right = adopted(&other, &mut pages, &built);
+        let kept = Arc::downgrade(&built);
+        drop(built);
+        assert!(kept.upgrade().is_some());
+        let early = parts.tiles.bytes.read().unwrap();
+        assert!(early.iter().all(|byte| *byte == 0xff), "nobody has waited yet");
+        if is_used {
+            assert_eq!(bytes_of(&parts), bytes_of(&right));
+        } else {
+            // The copy is done before somebody else gets the memory.
+            drop(parts);
+        }
+        assert!(kept.upgrade().is_none());
     }
 }
 
