@@ -1,5 +1,7 @@
 //! Builds in company, and what becomes of them: to the host, and to another device.
 
+use std::sync::mpsc;
+
 use super::linear::{Data, decoded, fresh, mix, plain, run};
 use super::*;
 
@@ -136,33 +138,43 @@ fn composed(
     (out, device.slot_state(&states, 0, 0).unwrap())
 }
 
-/// Layers of another device, taken over as soon as they are finished there, while both go on: this one computes before and
-/// behind them, that one takes the memory of what nobody keeps.
+/// Layers of another device, taken over as soon as they are finished there, while both go on: that one builds more, in
+/// memory that nobody keeps any more, and this one computes before and between them.
 #[test]
 fn layers_come_whole_from_a_device_that_goes_on() {
-    let [device, other] = pair();
-    let format = device.format(&TupleFormat::default());
-    let asked = (Some(1e-3), format);
-    let lens = [200, 41, 130, 310];
+    let [device, other] = &pair();
+    let asked = (Some(1e-3), device.format(&TupleFormat::default()));
     let mut pages = device.pages(&spec(), 1, 1).unwrap();
-    let hosts: Vec<HostLayer> =
-        built(&device, &lens, asked).iter().map(|built| device.land(0, &spec(), built).unwrap()).collect();
-    let imported = hosts.iter().map(|host| device.import(0, &spec(), &mut pages, host).unwrap());
-    let right = composed(&device, imported.zip(lens).collect());
-    let busy = Data::random(5, 400);
-    for round in 0..3 {
-        let mut states = fresh(&device, 1);
-        let there: Vec<_> = built(&other, &lens, asked).into_iter().map(Arc::new).collect();
-        mix(&device, &busy, vec![plain(0, 0..busy.rows)], &mut states).unwrap();
-        let adopt = |there: Vec<Arc<_>>, pages: &mut Pages| -> Vec<_> {
-            there.iter().map(|built| device.adopt(0, &spec(), pages, built).unwrap()).collect()
+    // The second are taken over and not used.
+    let rounds = [([90, 41, 130], true), ([130, 90, 41], false), ([41, 130, 90], true)];
+    let over_the_host = |lens: &[usize; 3], pages: &mut Pages| {
+        let import = |built: &_| {
+            let host = device.land(0, &spec(), built).unwrap();
+            device.import(0, &spec(), pages, &host).unwrap()
         };
-        let parts = adopt(there, &mut pages);
-        let sizes = [310, 200, 41, 130];
-        let next = built(&other, &sizes, asked).into_iter().map(Arc::new).collect();
-        // Taken over and not used.
-        drop(adopt(next, &mut pages));
-        mix(&device, &busy, vec![plain(0, 0..busy.rows)], &mut states).unwrap();
-        assert_eq!(composed(&device, parts.into_iter().zip(lens).collect()), right, "round {round}");
-    }
+        let parts: Vec<_> = built(device, lens, asked).iter().map(import).collect();
+        composed(device, parts.into_iter().zip(*lens).collect())
+    };
+    let right = rounds.map(|(lens, _)| over_the_host(&lens, &mut pages));
+    let busy = Data::random(5, 64);
+    let mut states = fresh(device, 1);
+    std::thread::scope(|scope| {
+        let (sender, finished) = mpsc::channel();
+        scope.spawn(move || {
+            for built in rounds.iter().flat_map(|(lens, _)| built(other, lens, asked)) {
+                sender.send(Arc::new(built)).unwrap();
+            }
+        });
+        for ((lens, is_used), right) in rounds.iter().zip(&right) {
+            let take = |len: &usize| {
+                let built = finished.recv().unwrap();
+                mix(device, &busy, vec![plain(0, 0..busy.rows)], &mut states).unwrap();
+                (device.adopt(0, &spec(), &mut pages, &built).unwrap(), *len)
+            };
+            let segments: Vec<_> = lens.iter().map(take).collect();
+            if *is_used {
+                assert_eq!(&composed(device, segments), right);
+            }
+        }
+    });
 }
