@@ -84,7 +84,7 @@ impl<E: Float> BodyKv<E> {
             moved.store(device, [&self.rows[0], &self.rows[1]], [&mut layer.key, &mut layer.value])
         };
         write().map_err(failed("adopt"))?;
-        Ok(FullParts { pages, tokens: self.tokens, staged: Mutex::new(None) })
+        Ok(FullParts { pages, tokens: self.tokens, staged: Mutex::new(None), arrival: Arrival::HERE })
     }
 }
 
@@ -164,8 +164,11 @@ pub(in crate::contract) fn adopt<E: Float>(
                 return kv.place(device, shape, (layer, page_tokens)).map(LayerParts::Full);
             }
             let (pages, tokens) = (layer.take(kv.tokens, page_tokens)?, kv.tokens);
-            let staged = Mutex::new(Some(kv_of_peer(device, built, kv).map_err(failed(OP))?));
-            Ok(LayerParts::Full(FullParts { pages, tokens, staged }))
+            let sent = kv.rows.each_ref().map(Buffer::sent);
+            let fetched = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built));
+            let (stored, arrival) = fetched.map_err(failed(OP))?;
+            let staged = Mutex::new(Some(Staged { stored, dtype: E::DTYPE }));
+            Ok(LayerParts::Full(FullParts { pages, tokens, staged, arrival }))
         }
         _ => Err(OpError::shape(OP, "the layer's kind", layer)),
     }
@@ -185,16 +188,6 @@ fn linear_of_peer<E: Float>(
     let (bytes, arrival) = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built))?;
     let tiles = Arc::new(tiles.moved(bytes)?);
     Ok(Arc::new(LinearParts { tiles, tail: Tail::Behind(behind), arrival }))
-}
-
-fn kv_of_peer<E: Float>(
-    device: &Device,
-    built: &Arc<BuiltLayer<E>>,
-    kv: &BodyKv<E>,
-) -> crate::Result<Staged> {
-    let sent = kv.rows.each_ref().map(Buffer::sent);
-    let (stored, arrival) = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built))?;
-    Ok(Staged { stored, dtype: E::DTYPE, arrival })
 }
 
 /// One layer of a finished build on the host, as it is stored; waits for the device that built it.

@@ -161,6 +161,7 @@ fn full_layers_come_back<E: Float>() {
             panic!("a linear layer");
         };
         let layer = pages.layer_mut("test", 1).unwrap();
+        device.device.wait_for_copy(parts.arrival).unwrap();
         for _ in 0..2 {
             // The second time there is nothing left to do.
             parts.settle(&device.device, &FULL, (&mut *layer, PAGE)).unwrap();
@@ -283,6 +284,7 @@ fn a_full_layer_that_is_adopted_is_the_one_that_was_stored() {
                 };
                 let LayerParts::Full(parts) = parts.unwrap() else { panic!("a linear layer") };
                 let layer = pages.layer_mut("test", 1).unwrap();
+                reader.device.wait_for_copy(parts.arrival).unwrap();
                 parts.settle(&reader.device, &FULL, (&mut *layer, PAGE)).unwrap();
                 read_pages(reader, &parts, layer)
             };
