@@ -7,7 +7,7 @@ use hypic_domain::tuple::{Dtype, TupleFormat};
 use hypic_kernels::op::{Checked, HostLayer, OpError, StoredPart};
 use hypic_kernels::plan::Plan;
 
-use super::memory::{BodyPages, LayerPages, Pages, gdn_only};
+use super::memory::{BodyPages, LayerPages, Pages, PagesTaken, gdn_only};
 use super::{CudaDevice, failed};
 use crate::attention::{KvOrder, KvRows};
 use crate::conv_warm::RawRow;
@@ -177,7 +177,7 @@ pub(super) fn import<E: Float>(
                 return Err(OpError::shape(OP, "values as wide as keys", shape.value));
             }
             let page_tokens = pages.page_tokens;
-            let pages = pages.layer_mut(OP, layer)?.take(host.body, page_tokens)?;
+            let pages = pages.layer_mut(OP, layer)?.take((host.body, page_tokens), &PagesTaken::default())?;
             full_parts(device, (pages, host.body), [key, value]).map(LayerParts::Full).map_err(failed(OP))
         }
     }

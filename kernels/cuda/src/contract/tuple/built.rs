@@ -9,7 +9,7 @@ use hypic_domain::part::live_set;
 use hypic_domain::tuple::{Dtype, PartKind, TupleFormat};
 use hypic_kernels::op::{Export, HostLayer, OpError};
 
-use super::super::memory::{LayerPages, Pages};
+use super::super::memory::{BodyPages, LayerPages, Pages, PagesTaken};
 use super::super::{CudaDevice, failed};
 use super::{FullParts, LayerParts, LinearParts, Staged, Tail, places_of};
 use crate::attention::{KvOrder, KvRows};
@@ -27,6 +27,8 @@ pub struct BuiltLayer<E: Float> {
     /// Tokens of the body.
     body: usize,
     device: Device,
+    /// By the layers of this build, wherever it was taken over.
+    taken: PagesTaken,
     /// Behind the last launch that writes it.
     ready: Mark,
 }
@@ -68,15 +70,15 @@ fn check_layout<E: Float>(format: &TupleFormat) -> Result<(), OpError> {
 }
 
 impl<E: Float> BodyKv<E> {
-    /// Writes it to pages for bodies.
+    /// Writes it to its pages.
     fn place(
         &self,
         device: &Device,
         shape: &FullShape,
         (layer, page_tokens): (&mut LayerPages<E>, usize),
+        pages: BodyPages,
     ) -> Result<FullParts, OpError> {
         let FullShape { kv_heads, key: width, .. } = *shape;
-        let pages = layer.take(self.tokens, page_tokens)?;
         let places = places_of(&pages.pages, 0..self.tokens, (kv_heads, page_tokens));
         let mut write = || {
             let places = Table::new(device, &places)?;
@@ -106,7 +108,8 @@ pub(in crate::contract) fn finish<E: Float>(
         None => return Err(OpError::shape("finish", "a layer of the model", request.layer)),
     };
     let ready = device.mark().map_err(failed("finish"))?;
-    Ok(BuiltLayer { values, format: request.format, body: request.body, device: device.clone(), ready })
+    let (device, taken) = (device.clone(), request.recording.taken.clone());
+    Ok(BuiltLayer { values, format: request.format, body: request.body, device, taken, ready })
 }
 
 fn finish_full<E: Float>(
@@ -160,10 +163,11 @@ pub(in crate::contract) fn adopt<E: Float>(
         (Some(LayerSpec::Full(shape)), Values::Full(kv)) => {
             let page_tokens = pages.page_tokens;
             let layer = pages.layer_mut(OP, layer)?;
+            let tokens = kv.tokens;
+            let pages = layer.take((tokens, page_tokens), &built.taken)?;
             if is_here {
-                return kv.place(device, shape, (layer, page_tokens)).map(LayerParts::Full);
+                return kv.place(device, shape, (layer, page_tokens), pages).map(LayerParts::Full);
             }
-            let (pages, tokens) = (layer.take(kv.tokens, page_tokens)?, kv.tokens);
             let sent = kv.rows.each_ref().map(Buffer::sent);
             let fetched = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built));
             let (stored, arrival) = fetched.map_err(failed(OP))?;

@@ -293,6 +293,57 @@ fn a_full_layer_that_is_adopted_is_the_one_that_was_stored() {
     }
 }
 
+/// Layers of several builds, taken over in any order, lie in the same pages in all full layers.
+#[test]
+fn the_layers_of_a_build_take_the_same_pages() {
+    let (device, other) = (poisoned::<bf16>(), poisoned::<bf16>());
+    let layers = vec![LayerSpec::Full(FULL); 3];
+    let spec = ModelSpec { layers, ..spec() };
+    let mut pages = device.pages(&spec, 2, PAGE).unwrap();
+    let context = hypic_kernels::plan::Context { pages: vec![0, 1], live: (0..20).collect(), bodies: vec![] };
+    let of_builder = [&device, &other, &other].map(|builder| {
+        let (pages, states) = (builder.pages(&spec, 2, PAGE).unwrap(), builder.states(&spec, 1).unwrap());
+        (builder, pages, states, builder.recording(&spec).unwrap())
+    });
+    let mut taken: [Vec<Vec<u32>>; 3] = Default::default();
+    let mut kept = Vec::new();
+    for (layer, order) in [[0, 1, 2], [2, 0, 1], [1, 2, 0]].into_iter().enumerate() {
+        for build in order {
+            let (builder, pages_of, states, recording) = &of_builder[build];
+            let (spec, context, format) = (&spec, &context, builder.format(&TupleFormat::default()));
+            let request = Export {
+                layer,
+                spec,
+                recording,
+                states,
+                slot: 0,
+                pages: pages_of,
+                context,
+                body: 18,
+                format,
+            };
+            let built = Arc::new(finish(&builder.device, &request).unwrap());
+            let parts = adopt(&device.device, (layer, spec), &mut pages, &built).unwrap();
+            let LayerParts::Full(parts) = parts else { panic!("a linear layer") };
+            taken[build].push(parts.pages.pages.clone());
+            kept.push(parts);
+        }
+    }
+    for layers in &taken {
+        assert!(layers.iter().all(|pages| *pages == layers[0]), "{taken:?}");
+    }
+    let mut all: Vec<u32> = taken.iter().flat_map(|layers| layers[0].clone()).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 6);
+    // They come back, each once.
+    drop(kept);
+    let layer = pages.layer_mut("test", 2).unwrap();
+    let whole = layer.take((4 * BODY, PAGE), &PagesTaken::default()).unwrap();
+    assert!(layer.take((1, PAGE), &PagesTaken::default()).is_err());
+    drop(whole);
+}
+
 /// What another device sends is there when it was waited for and not before, and what is read stays until then.
 #[test]
 fn layers_of_another_device_are_waited_for() {
