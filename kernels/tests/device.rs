@@ -19,3 +19,7 @@ const FULL: FullShape = FullShape { heads: 6, kv_heads: 2, key: 40, value: 32, r
 fn poisoned(threads: usize) -> TestDevice {
     CpuDevice::poisoned(threads).unwrap()
 }
+
+fn pair() -> [TestDevice; 2] {
+    [poisoned(2), poisoned(1)]
+}

@@ -1,9 +1,8 @@
 //! The op contract of `hypic-kernels` on a CUDA device.
 //!
 //! Activations, KV and tails have the format `E`: bf16 for use, fp32 for checks. States are fp32, bodies are tiles of
-//! layout 1. Everything is given to one stream, in order, beside which tuples arrive on a second one; only what returns
-//! host values waits. Fresh memory comes from
-//! the device's stream-ordered pool.
+//! layout 1. Everything is given to one stream, in order, beside which tuples and layers of other devices arrive on a second
+//! one; only what returns host values waits. Fresh memory comes from the device's stream-ordered pool.
 
 mod experts;
 mod few;
@@ -37,7 +36,6 @@ use hypic_kernels::op::{
 use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
 
-use crate::device::Mark;
 use crate::memory::{Float, Fresh};
 use crate::{Buffer, Device, Error, Pinned};
 use memory::{Pages, SlotState, States, Tensor};
@@ -54,8 +52,6 @@ pub struct CudaDevice<E: Float = bf16> {
     pinned: Option<Pinned>,
     /// The tables of the last full layer: those of the next are mostly the same.
     contexts: Mutex<Option<full::Tables>>,
-    /// Layers of other devices that are copied here, until they are.
-    copying: Mutex<Vec<(Mark, Arc<BuiltLayer<E>>)>>,
     /// Those of the step that runs now, if it may be run again.
     step: Mutex<Option<step_tables::SharedTables<E>>>,
     /// Steps that can be run again.
@@ -67,20 +63,10 @@ impl<E: Float> CudaDevice<E> {
     /// Over `device`. Every pool of pages gets room for the KV of `body_tokens` tokens of cached bodies, beside the
     /// pages that it is asked for.
     pub fn new(device: Device, body_tokens: usize) -> Self {
-        let (contexts, copying, step) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (contexts, step) = (Mutex::default(), Mutex::default());
         let fresh = Fresh::Anything;
         let recordings = replay::Recordings::default();
-        Self {
-            device,
-            fresh,
-            body_tokens,
-            pinned: None,
-            contexts,
-            copying,
-            step,
-            recordings,
-            format: PhantomData,
-        }
+        Self { device, fresh, body_tokens, pinned: None, contexts, step, recordings, format: PhantomData }
     }
 
     /// The same, whose tuples land in pinned memory while there is room; from there they come back beside what the
@@ -264,13 +250,7 @@ impl<E: Float> op::Device for CudaDevice<E> {
         pages: &mut Pages<E>,
         built: &Arc<BuiltLayer<E>>,
     ) -> Result<LayerParts<E>, OpError> {
-        let parts = tuple::adopt(&self.device, (layer, spec), pages, built)?;
-        // Its device may use the memory again only when the copy is done.
-        // A list poisoned by a panic still holds whole pairs.
-        let mut copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
-        copying.retain(|(mark, _)| !mark.is_passed());
-        copying.push((self.device.mark().map_err(failed("adopt"))?, Arc::clone(built)));
-        Ok(parts)
+        tuple::adopt(&self.device, (layer, spec), pages, built)
     }
 
     fn step(

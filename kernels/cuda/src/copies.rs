@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::Result;
+use crate::device::Kept;
 use crate::sys::failed;
 
 /// Copies that were given to the stream, numbered from 1 in their order.
@@ -22,7 +22,7 @@ pub(crate) struct Copies {
 struct Sent {
     done: CudaEvent,
     /// What is read until then.
-    _bytes: Vec<Bytes>,
+    _kept: Kept,
 }
 
 impl Copies {
@@ -30,11 +30,11 @@ impl Copies {
         Self { stream, sent: VecDeque::new(), last: 0, awaited: 0 }
     }
 
-    /// Ends a group of copies out of `bytes`, which stay until it is done. Returns its number.
-    pub(crate) fn end(&mut self, bytes: Vec<Bytes>) -> Result<u64> {
+    /// Ends a group of copies out of what `kept` owns, which stays until it is done. Returns its number.
+    pub(crate) fn end(&mut self, kept: Kept) -> Result<u64> {
         self.forget_done();
         let done = self.stream.record_event(None).map_err(failed("record an event"))?;
-        self.sent.push_back(Sent { done, _bytes: bytes });
+        self.sent.push_back(Sent { done, _kept: kept });
         self.last += 1;
         Ok(self.last)
     }
@@ -53,10 +53,17 @@ impl Copies {
         Ok(())
     }
 
-    /// Lets go of the bytes of copies that are done.
+    /// Lets go of what was read by copies that are done.
     pub(crate) fn forget_done(&mut self) {
         while self.sent.front().is_some_and(|sent| sent.done.is_complete()) {
             self.sent.pop_front();
         }
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        // What is read goes only when it was. Of a device that fails nothing is copied any more.
+        let _ = self.stream.synchronize();
     }
 }

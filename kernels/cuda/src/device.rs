@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::PoisonError;
@@ -33,6 +34,9 @@ impl Arrival {
     /// What needs not be waited for.
     pub(crate) const HERE: Self = Self(0);
 }
+
+/// What copies read, kept until they are done.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
 /// The order in which the fibers of a block take turns. A result that depends on it is a missing barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,8 +130,8 @@ impl Device {
             #[cfg(feature = "cuda")]
             Backend::Cuda(context) => context.wait_for_copy(arrival),
             #[cfg(feature = "fibers")]
-            Backend::Fibers(_) => {
-                let Arrival(_) = arrival;
+            Backend::Fibers(fibers) => {
+                fibers.wait_for_copy(arrival);
                 Ok(())
             }
         }
@@ -235,12 +239,10 @@ pub(crate) struct Mark {
     event: Option<cudarc::driver::CudaEvent>,
 }
 
+#[cfg(feature = "cuda")]
 impl Mark {
-    /// Whether everything before it is done.
-    pub(crate) fn is_passed(&self) -> bool {
-        #[cfg(feature = "cuda")]
-        return self.event.as_ref().is_none_or(cudarc::driver::CudaEvent::is_complete);
-        #[cfg(not(feature = "cuda"))]
-        true
+    /// For streams to wait for.
+    pub(crate) fn event(&self) -> Option<&cudarc::driver::CudaEvent> {
+        self.event.as_ref()
     }
 }

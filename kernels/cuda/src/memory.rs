@@ -1,10 +1,12 @@
 //! Buffers of a device. The only place that sees addresses.
 
+mod arrive;
 mod pinned;
 mod transfer;
 
+pub(crate) use arrive::{fetch, upload};
 pub use pinned::Pinned;
-pub(crate) use transfer::{land, upload};
+pub(crate) use transfer::land;
 
 use std::marker::PhantomData;
 
@@ -154,31 +156,6 @@ impl<T: Element> Buffer<T> {
         let mut buffer = Self::fresh(device, values.len(), Fresh::Anything)?;
         buffer.write(values)?;
         Ok(buffer)
-    }
-
-    /// A copy of what lies on another device, in the order of this device's stream: the caller lets it wait for
-    /// whoever writes `source`, and keeps `source` until the copy is done.
-    ///
-    /// # Errors
-    /// [`Error::CallDriver`] when this device has no room or the copy fails.
-    pub(crate) fn from_peer(device: &Device, source: &Self) -> Result<Self> {
-        let copy = Self::fresh(device, source.len, Fresh::Anything)?;
-        let size = source.len * size_of::<T>();
-        match (&*device.backend, &*source.device.backend) {
-            _ if size == 0 => {}
-            #[cfg(feature = "cuda")]
-            (Backend::Cuda(here), Backend::Cuda(there)) => {
-                // SAFETY: both are buffers of as many values, each of its context.
-                unsafe { here.copy_from(there, source.address(), copy.address(), size) }?;
-            }
-            #[cfg(feature = "fibers")]
-            (Backend::Fibers(_), Backend::Fibers(_)) => {
-                copy.copy_bytes(copy.address(), source.address(), size)?
-            }
-            #[cfg(all(feature = "cuda", feature = "fibers"))]
-            _ => return Err(Error::NoDevice),
-        }
-        Ok(copy)
     }
 
     /// Overwrites all values.
@@ -381,6 +358,8 @@ impl<T: Element> Drop for Buffer<T> {
             #[cfg(feature = "fibers")]
             (Backend::Fibers(fibers), Bytes::Host(memory)) => {
                 if let Some(memory) = memory.take() {
+                    // As above: nobody else gets it before the copy that fills it is done.
+                    fibers.wait_for_copy(self.arrival);
                     fibers.give_back(memory);
                 }
             }

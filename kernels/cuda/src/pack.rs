@@ -152,15 +152,13 @@ impl Tiles {
         Ok([transition, state])
     }
 
-    /// The same on another device; see [`Buffer::from_peer`].
+    /// The same in other memory, which holds the same bytes from its beginning on.
     ///
     /// # Errors
-    /// As [`Buffer::from_peer`].
-    pub(crate) fn copied(&self, device: &Device) -> Result<Self> {
-        let Self { transition, state, width, stored, .. } = self;
-        let bytes = Buffer::from_peer(device, &self.bytes)?;
-        let (transition, state) = (transition.clone(), state.clone());
-        Ok(Self { bytes, transition, state, width: *width, stored: *stored })
+    /// As [`Tiles::around`].
+    pub(crate) fn moved(&self, bytes: Buffer<u8>) -> Result<Self> {
+        let live: Vec<bool> = self.transition.iter().map(Option::is_some).collect();
+        Self::around(bytes, &live, self.width, self.stored)
     }
 
     /// Appends the addresses of every head's `T` and `S`. Whoever uses them keeps the tiles.

@@ -12,6 +12,6 @@ mod products;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::{Context, RecordedGraph, failed};
 #[cfg(feature = "fibers")]
-pub(crate) use fibers::{Fibers, Tape, Units, Work};
+pub(crate) use fibers::{Fibers, HostCopy, Tape, Units, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use products::Product;

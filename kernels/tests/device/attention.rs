@@ -197,7 +197,7 @@ fn rows_see_bodies_and_live_tokens_by_global_position() {
 
 #[test]
 fn a_build_exports_unrotated_keys_of_its_body() {
-    let device = poisoned(1);
+    let [other, device] = pair();
     let spec = spec();
     let data = Data::random(8, 40);
     let mut pages = device.pages(&spec, 5, PAGE).unwrap();
@@ -223,7 +223,7 @@ fn a_build_exports_unrotated_keys_of_its_body() {
     };
     assert_eq!(device.export(&export).unwrap(), tail.host(32));
     // Taken over, here or from another device, it is the same body.
-    let (other, built) = (poisoned(1), Arc::new(device.finish(&export).unwrap()));
+    let built = Arc::new(device.finish(&export).unwrap());
     for device in [&device, &other] {
         let mut pages = device.pages(&spec, 5, PAGE).unwrap();
         let layers = BodyLayers::empty(2);

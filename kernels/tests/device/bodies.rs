@@ -1,5 +1,6 @@
 //! Bodies of the tests of every device. Whoever includes this names the device: `TestDevice`, its `DTYPE`, shapes of
-//! its layers (`LINEAR`, `FULL`), and `poisoned`, which makes one that fills fresh memory with NaN.
+//! its layers (`LINEAR`, `FULL`), `poisoned`, which makes one that fills fresh memory with NaN, and `pair`, which makes two
+//! of which the first takes over what the second builds.
 
 use std::sync::{Arc, Mutex};
 

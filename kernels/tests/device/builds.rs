@@ -1,5 +1,7 @@
 //! Builds in company, and what becomes of them: to the host, and to another device.
 
+use std::sync::mpsc;
+
 use super::linear::{Data, decoded, fresh, mix, plain, run};
 use super::*;
 
@@ -76,7 +78,7 @@ fn builds_in_company_record_what_they_record_alone() {
 /// A prompt of one body behind a seam, with the body had in each way.
 #[test]
 fn a_layer_that_is_adopted_is_the_layer_that_went_over_the_host() {
-    let (device, other) = (poisoned(2), poisoned(1));
+    let [device, other] = pair();
     let eight = TupleFormat { transition: Dtype::I8, state: Dtype::I8, ..TupleFormat::default() };
     for format in [TupleFormat::EXACT, device.format(&TupleFormat::default()), device.format(&eight)] {
         adopted_or_landed((&device, &other), format);
@@ -100,22 +102,7 @@ fn adopted_or_landed((device, other): (&TestDevice, &TestDevice), format: TupleF
     ];
     // Nobody else keeps what was built.
     drop((here, there));
-    let live = Data::random(12, SEAM + 5);
-    let found = parts.map(|parts| {
-        let layers = BodyLayers::empty(2);
-        layers.arrive(0, parts);
-        let ops = vec![
-            RunOp::Rows(0..SEAM),
-            RunOp::Apply { body: 0, rule: Rule::Compose },
-            RunOp::Rows(SEAM..live.rows),
-        ];
-        let mut composed = run(0, 0..live.rows, ops);
-        let len = (len - SEAM) as u32;
-        composed.context.bodies.push(PlacedBody { layers: Arc::new(layers), start: SEAM as u32, len });
-        let mut states = fresh(device, 1);
-        let out = mix(device, &live, vec![composed], &mut states).unwrap();
-        (out, device.slot_state(&states, 0, 0).unwrap())
-    });
+    let found = parts.map(|parts| composed(device, vec![(parts, len)]));
     assert_eq!(found[1], found[2]);
     if device.keeps(&format) {
         assert_eq!(found[0], found[1], "{format:?}");
@@ -125,4 +112,69 @@ fn adopted_or_landed((device, other): (&TestDevice, &TestDevice), format: TupleF
         let bound = bound(Compared::State, format.state).max(bound(Compared::State, DTYPE));
         assert!(error <= bound, "{format:?}: {error:e}");
     }
+}
+
+/// What a prompt gets of these segments, each behind its seam, and its state.
+fn composed(
+    device: &TestDevice,
+    segments: Vec<(<TestDevice as Device>::LayerParts, usize)>,
+) -> (Vec<f32>, Vec<f32>) {
+    let live = Data::random(12, segments.len() * SEAM + 5);
+    let (mut ops, mut bodies, mut start) = (Vec::new(), Vec::new(), 0);
+    for (body, (parts, len)) in segments.into_iter().enumerate() {
+        let layers = BodyLayers::empty(2);
+        layers.arrive(0, parts);
+        ops.push(RunOp::Rows(body * SEAM..(body + 1) * SEAM));
+        ops.push(RunOp::Apply { body, rule: Rule::Compose });
+        let (first, len) = (start + SEAM, len - SEAM);
+        bodies.push(PlacedBody { layers: Arc::new(layers), start: first as u32, len: len as u32 });
+        start = first + len;
+    }
+    ops.push(RunOp::Rows(bodies.len() * SEAM..live.rows));
+    let mut prompt = run(0, 0..live.rows, ops);
+    prompt.context.bodies = bodies;
+    let mut states = fresh(device, 1);
+    let out = mix(device, &live, vec![prompt], &mut states).unwrap();
+    (out, device.slot_state(&states, 0, 0).unwrap())
+}
+
+/// Layers of another device, taken over as soon as they are finished there, while both go on: that one builds more, in
+/// memory that nobody keeps any more, and this one computes before and between them.
+#[test]
+fn layers_come_whole_from_a_device_that_goes_on() {
+    let [device, other] = &pair();
+    let asked = (Some(1e-3), device.format(&TupleFormat::default()));
+    let mut pages = device.pages(&spec(), 1, 1).unwrap();
+    // The second are taken over and not used.
+    let rounds = [([90, 41, 130], true), ([130, 90, 41], false), ([41, 130, 90], true)];
+    let over_the_host = |lens: &[usize; 3], pages: &mut Pages| {
+        let import = |built: &_| {
+            let host = device.land(0, &spec(), built).unwrap();
+            device.import(0, &spec(), pages, &host).unwrap()
+        };
+        let parts: Vec<_> = built(device, lens, asked).iter().map(import).collect();
+        composed(device, parts.into_iter().zip(*lens).collect())
+    };
+    let right = rounds.map(|(lens, _)| over_the_host(&lens, &mut pages));
+    let busy = Data::random(5, 64);
+    let mut states = fresh(device, 1);
+    std::thread::scope(|scope| {
+        let (sender, finished) = mpsc::channel();
+        scope.spawn(move || {
+            for built in rounds.iter().flat_map(|(lens, _)| built(other, lens, asked)) {
+                sender.send(Arc::new(built)).unwrap();
+            }
+        });
+        for ((lens, is_used), right) in rounds.iter().zip(&right) {
+            let take = |len: &usize| {
+                let built = finished.recv().unwrap();
+                mix(device, &busy, vec![plain(0, 0..busy.rows)], &mut states).unwrap();
+                (device.adopt(0, &spec(), &mut pages, &built).unwrap(), *len)
+            };
+            let segments: Vec<_> = lens.iter().map(take).collect();
+            if *is_used {
+                assert_eq!(&composed(device, segments), right);
+            }
+        }
+    });
 }

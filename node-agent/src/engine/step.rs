@@ -202,7 +202,8 @@ impl<D: Device> Core<D> {
         true
     }
 
-    /// Every layer of a step; layers of builds that end in it are given out as they are done.
+    /// Every layer of a step; layers of builds that end in it are given out as they are done, and those of further devices
+    /// taken over meanwhile.
     fn compute_layers(
         &mut self,
         step: &mut Step<D>,
@@ -217,6 +218,7 @@ impl<D: Device> Core<D> {
             for ((key, rows), run) in building.iter().zip(&step.plan.runs[recording..]) {
                 self.finish_layer(key, *rows, layer, &run.context)?;
             }
+            self.receive();
         }
         Ok(())
     }

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
+use hypic_domain::logits::Need;
 use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::op::{Device, Export};
 use hypic_kernels::plan::{BodyLayers, Plan, Record, Run, RunOp};
 use hypic_models::model::Memory;
 
 use super::runs;
-use super::{Bench, Body, Gpu, PAGE, SEAM, SEGMENT, SEGMENTS};
+use super::{Bench, Body, Gpu, PAGE, QUERY, SEAM, SEGMENT, SEGMENTS, check_finite};
 
 type Recording = Arc<Mutex<<Gpu as Device>::Recording>>;
 
@@ -109,6 +110,29 @@ impl Bench {
         (0..SEGMENTS).map(|_| (Arc::new(BodyLayers::empty(layers)), SEGMENT - SEAM)).collect()
     }
 
+    fn is_here(bodies: &[Body], layer: usize) -> bool {
+        bodies.iter().all(|(layers, _)| layers.layer(layer).is_some())
+    }
+
+    /// The prompt of all bodies with a query, layer by layer; `await_layer` brings the next one.
+    fn compose_as_they_come(
+        &mut self,
+        bodies: &[Body],
+        mut await_layer: impl FnMut(&mut Self, usize) -> Result<()>,
+    ) -> Result<()> {
+        self.device.reset_slot(&mut self.states, 0)?;
+        let runs = self.warm_runs(bodies, SEGMENTS);
+        let rows = SEGMENTS * SEAM + QUERY;
+        let plan = Plan { ids: self.ids(rows), runs };
+        let mut x = self.loaded.model.embed(&self.device, &plan)?;
+        for layer in 0..self.loaded.spec.layers.len() {
+            await_layer(self, layer)?;
+            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
+            x = self.loaded.model.layer(&self.device, layer, &plan, memory, x)?;
+        }
+        check_finite(&self.loaded.model.logits(&self.device, &x, &[(rows - 1, Need::Largest(1))])?)
+    }
+
     /// Everything on this GPU.
     pub(crate) fn cold(&mut self, rows: usize) -> Result<f64> {
         self.device.wait()?;
@@ -117,12 +141,12 @@ impl Bench {
             let adopt = &mut |bench: &mut Self, built| bench.adopt(&bodies, &built);
             self.build_step(first..first + each, Some(SKIP_BELOW), adopt)?;
         }
-        self.warm(&bodies, SEGMENTS)?;
+        self.compose_as_they_come(&bodies, |_, _| Ok(()))?;
         Ok(begun.elapsed().as_secs_f64() * 1e3)
     }
 
-    /// With a second GPU that builds: whoever is free takes the next step. Returns the time and how many steps the
-    /// second took.
+    /// With a second GPU that builds: whoever is free takes the next step, and this one composes as far as layers have
+    /// come. Returns the time and how many steps the second took.
     pub(crate) fn cold_with(&mut self, worker: &mut Self, rows: usize) -> Result<(f64, usize)> {
         self.device.wait()?;
         worker.device.wait()?;
@@ -150,11 +174,17 @@ impl Bench {
                 };
                 self.build_step(segments, Some(SKIP_BELOW), give)?;
             }
-            // Until the other has hung up.
-            finished.iter().try_for_each(|built| self.adopt(&bodies, &built))?;
-            working.join().map_err(|_| anyhow!("the second GPU's thread died"))?
+            let composed = self.compose_as_they_come(&bodies, |bench, layer| {
+                finished.try_iter().try_for_each(|built| bench.adopt(&bodies, &built))?;
+                while !Self::is_here(&bodies, layer) {
+                    bench.adopt(&bodies, &finished.recv()?)?;
+                }
+                Ok(())
+            });
+            // If it failed, that says why.
+            let taken = working.join().map_err(|_| anyhow!("the second GPU's thread died"))??;
+            composed.map(|()| taken)
         })?;
-        self.warm(&bodies, SEGMENTS)?;
         Ok((begun.elapsed().as_secs_f64() * 1e3, taken))
     }
 }

@@ -17,7 +17,7 @@ use super::prefill::{SHORT, advance_all};
 use super::record::LayerRecord;
 use super::step::linear_step;
 use super::step_tables::is_step;
-use super::tuple::{LayerParts, LinearParts, await_linear};
+use super::tuple::{LayerParts, LinearParts, await_bodies};
 use super::{CudaDevice, failed};
 use crate::choice::steps_whole;
 use crate::conv_warm::Tails;
@@ -42,7 +42,7 @@ pub(super) fn linear_mixer<E: Float>(
     if is_step(plan) {
         return linear_step(device, (input, None), plan, states, place);
     }
-    await_linear(&device.device, input.layer, plan).map_err(failed(OP))?;
+    await_bodies(&device.device, input.layer, plan).map_err(failed(OP))?;
     let Gates::Gdn { a, b, a_log, dt_bias } = &input.gates;
     let heads = input.shape.heads;
     let decays = [a_log.vector(OP, heads)?, dt_bias.vector(OP, heads)?];

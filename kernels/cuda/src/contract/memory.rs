@@ -172,6 +172,11 @@ pub struct Pages<E: Float> {
     layers: Vec<Option<LayerPages<E>>>,
 }
 
+/// The pages that a layer of a body took last, shared by all of its layers: where they lie alike, one list of tokens serves
+/// all full layers.
+#[derive(Clone, Default)]
+pub(super) struct PagesTaken(Arc<Mutex<Vec<u32>>>);
+
 /// Pages of one layer of a body; dropping it gives them back.
 pub(super) struct BodyPages {
     pub(super) pages: Vec<u32>,
@@ -269,10 +274,20 @@ impl<E: Float> Pages<E> {
 }
 
 impl<E: Float> LayerPages<E> {
-    /// Takes pages for a body of `tokens` tokens.
-    pub(super) fn take(&self, tokens: usize, page_tokens: usize) -> std::result::Result<BodyPages, OpError> {
-        let count = tokens.div_ceil(page_tokens);
+    /// Takes pages for a body of `tokens` tokens: those that another layer of it took, where they are free here, too.
+    pub(super) fn take(
+        &self,
+        (tokens, page_tokens): (usize, usize),
+        body: &PagesTaken,
+    ) -> std::result::Result<BodyPages, OpError> {
+        // A panic while it was held leaves plain numbers.
+        let mut taken = body.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = tokens.div_ceil(page_tokens);
+        if taken.len() == count && taken.iter().all(|page| free.contains(page)) {
+            free.retain(|page| !taken.contains(page));
+            return Ok(BodyPages { pages: taken.clone(), free: Arc::clone(&self.free) });
+        }
         let Some(rest) = free.len().checked_sub(count) else {
             return Err(OpError::OutOfMemory {
                 what: format!("keys and values of a body of {tokens} tokens, counted in pages,"),
@@ -280,6 +295,8 @@ impl<E: Float> LayerPages<E> {
                 free: free.len() as u64,
             });
         };
-        Ok(BodyPages { pages: free.split_off(rest), free: Arc::clone(&self.free) })
+        let pages = free.split_off(rest);
+        taken.clone_from(&pages);
+        Ok(BodyPages { pages, free: Arc::clone(&self.free) })
     }
 }

@@ -6,7 +6,7 @@ use hypic_domain::model::{LayerSpec, LinearShape, ModelSpec};
 use hypic_kernels::op::OpError;
 
 use super::failed;
-use super::memory::gdn_only;
+use super::memory::{PagesTaken, gdn_only};
 use crate::memory::Fresh;
 use crate::pack::{Tiles, pack_tiles, set_identity};
 use crate::{Buffer, Device, Error, Result, StoredAs};
@@ -14,6 +14,8 @@ use crate::{Buffer, Device, Error, Result, StoredAs};
 /// What a build has collected; nothing for full layers.
 pub struct Recording {
     pub(super) layers: Vec<Option<LayerRecord>>,
+    /// Those of the body that it becomes.
+    pub(super) taken: PagesTaken,
 }
 
 /// One linear layer of a recording.
@@ -44,7 +46,7 @@ impl Recording {
             LayerSpec::Linear(shape) => gdn_only("recording", shape).map(|()| Some(LayerRecord::Empty)),
             LayerSpec::Full(_) => Ok(None),
         });
-        Ok(Self { layers: layers.collect::<std::result::Result<_, _>>()? })
+        Ok(Self { layers: layers.collect::<std::result::Result<_, _>>()?, taken: PagesTaken::default() })
     }
 }
 

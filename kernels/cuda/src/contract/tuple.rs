@@ -7,12 +7,12 @@ use hypic_domain::tuple::{Dtype, TupleFormat};
 use hypic_kernels::op::{Checked, HostLayer, OpError, StoredPart};
 use hypic_kernels::plan::Plan;
 
-use super::memory::{BodyPages, LayerPages, Pages, gdn_only};
+use super::memory::{BodyPages, LayerPages, Pages, PagesTaken, gdn_only};
 use super::{CudaDevice, failed};
 use crate::attention::{KvOrder, KvRows};
 use crate::conv_warm::RawRow;
 use crate::device::Arrival;
-use crate::memory::{Float, upload};
+use crate::memory::{Float, Table, upload};
 use crate::pack::{Tiles, to_compute, widen};
 use crate::programs::stored_for;
 use crate::{Buffer, Device};
@@ -49,13 +49,13 @@ pub struct FullParts {
     pub(super) tokens: usize,
     /// What has yet to go to the pages, when the first step needs it there: they are written in the order of kernels.
     staged: Mutex<Option<Staged>>,
+    arrival: Arrival,
 }
 
-/// Keys and behind them values as they are stored, `[kv heads, tokens, width]` each.
+/// Keys and behind them values as they are stored, or as another device computed them: `[kv heads, tokens, width]` each.
 struct Staged {
     stored: Buffer<u8>,
     dtype: Dtype,
-    arrival: Arrival,
 }
 
 impl<E: Float> LayerParts<E> {
@@ -84,8 +84,8 @@ impl<E: Float> LinearParts<E> {
     }
 }
 
-/// Lets a step of a linear layer wait for the bodies that it applies, on the device.
-pub(super) fn await_linear<E: Float>(
+/// Lets a step of a layer wait for the bodies that it needs, on the device.
+pub(super) fn await_bodies<E: Float>(
     device: &Device,
     layer: usize,
     plan: &Plan<CudaDevice<E>>,
@@ -93,7 +93,8 @@ pub(super) fn await_linear<E: Float>(
     let bodies = plan.runs.iter().flat_map(|run| &run.context.bodies);
     let arrivals = bodies.filter_map(|body| match body.layers.layer(layer) {
         Some(LayerParts::Linear(parts)) => Some(parts.arrival),
-        Some(LayerParts::Full(_)) | None => None,
+        Some(LayerParts::Full(parts)) => Some(parts.arrival),
+        None => None,
     });
     device.wait_for_copy(arrivals.max().unwrap_or(Arrival::HERE))
 }
@@ -105,6 +106,7 @@ pub(super) fn settle_full<E: Float>(
     plan: &Plan<CudaDevice<E>>,
     pages: &mut Pages<E>,
 ) -> Result<(), OpError> {
+    await_bodies(device, layer, plan).map_err(failed("full_mixer"))?;
     let page_tokens = pages.page_tokens;
     let pages = pages.layer_mut("full_mixer", layer)?;
     for body in plan.runs.iter().flat_map(|run| &run.context.bodies) {
@@ -116,6 +118,7 @@ pub(super) fn settle_full<E: Float>(
 }
 
 impl FullParts {
+    /// Behind the wait for its arrival.
     fn settle<E: Float>(
         &self,
         device: &Device,
@@ -124,12 +127,11 @@ impl FullParts {
     ) -> crate::Result<()> {
         // A panic while it was held leaves it whole.
         let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Staged { stored, dtype, arrival }) = staged else { return Ok(()) };
+        let Some(Staged { stored, dtype }) = staged else { return Ok(()) };
         let FullShape { kv_heads, key: width, .. } = *shape;
-        device.wait_for_copy(arrival)?;
         let rows = to_compute(device, (dtype, width), stored)?;
         let places = places_of(&self.pages.pages, 0..self.tokens, (kv_heads, page_tokens));
-        let places = Buffer::from_slice(device, &places)?;
+        let places = Table::new(device, &places)?;
         let moved = KvRows { kv_heads, width, page_tokens, places: &places, order: KvOrder::Heads };
         moved.store_both(device, &rows, [&mut layer.key, &mut layer.value])
     }
@@ -175,7 +177,7 @@ pub(super) fn import<E: Float>(
                 return Err(OpError::shape(OP, "values as wide as keys", shape.value));
             }
             let page_tokens = pages.page_tokens;
-            let pages = pages.layer_mut(OP, layer)?.take(host.body, page_tokens)?;
+            let pages = pages.layer_mut(OP, layer)?.take((host.body, page_tokens), &PagesTaken::default())?;
             full_parts(device, (pages, host.body), [key, value]).map(LayerParts::Full).map_err(failed(OP))
         }
     }
@@ -243,7 +245,7 @@ fn full_parts(
     let (dtype, half) = (key.shape.dtype, key.bytes.len());
     let parts = vec![(0, key.bytes), (half, value.bytes)];
     let (stored, arrival) = upload(device, 2 * half, parts)?;
-    Ok(FullParts { pages, tokens, staged: Mutex::new(Some(Staged { stored, dtype, arrival })) })
+    Ok(FullParts { pages, tokens, staged: Mutex::new(Some(Staged { stored, dtype })), arrival })
 }
 
 /// Where tokens lie in pages, as the kernels count.

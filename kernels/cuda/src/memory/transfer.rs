@@ -1,107 +1,17 @@
-//! Between host and device: bytes of tuples on their way in, beside what the device computes, and out again.
+//! Bytes of tuples on their way to the host.
 
 use std::marker::PhantomData;
-#[cfg(feature = "cuda")]
-use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes as HostBytes;
 #[cfg(feature = "cuda")]
-use cudarc::driver::{CudaSlice, DevicePtr, result, sys};
+use cudarc::driver::result;
 
-#[cfg(feature = "fibers")]
-use super::Fresh;
 use super::pinned::{GRAIN, Pinned};
 use super::{Buffer, Bytes, Element};
+use crate::device::Backend;
 #[cfg(feature = "cuda")]
-use crate::arena::Memory;
-use crate::device::{Arrival, Backend};
-#[cfg(feature = "cuda")]
-use crate::reuse::Spare;
-#[cfg(feature = "cuda")]
-use crate::sys::{Context, failed};
-use crate::{Device, Error, Result};
-
-/// Host bytes and where they go in the device's memory.
-pub(crate) type Parts = Vec<(usize, HostBytes)>;
-
-/// Copies host bytes to `size` bytes of fresh memory, beside what the device computes meanwhile. Whoever uses the memory
-/// lets the device wait for the arrival first; the host waits for nothing, if the bytes are pinned.
-///
-/// # Errors
-/// [`Error::CheckShape`] for a part outside, [`Error::CallDriver`] when the device has no room or a copy fails.
-pub(crate) fn upload(device: &Device, size: usize, parts: Parts) -> Result<(Buffer<u8>, Arrival)> {
-    for (at, bytes) in &parts {
-        let fits = at.checked_add(bytes.len()).is_some_and(|end| end <= size);
-        Error::unless(fits, "a part", format!("within {size}"), format!("{} at {at}", bytes.len()))?;
-    }
-    match &*device.backend {
-        #[cfg(feature = "cuda")]
-        Backend::Cuda(context) => {
-            let (slice, arrival) = send(context, size, parts)?;
-            let bytes = Bytes::Cuda(Some(Memory::shared(slice)));
-            Ok((Buffer { device: device.clone(), bytes, len: size, arrival, element: PhantomData }, arrival))
-        }
-        #[cfg(feature = "fibers")]
-        Backend::Fibers(_) => {
-            let buffer = Buffer::<u8>::fresh(device, size, Fresh::Poison)?;
-            for (at, bytes) in parts {
-                let to = buffer.address_of(at) as *mut u8;
-                // SAFETY: the part was found to lie in the buffer, which is host memory and nobody else's.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-            }
-            Ok((buffer, Arrival::HERE))
-        }
-    }
-}
-
-/// Gives the copies to the stream of copies.
-#[cfg(feature = "cuda")]
-fn send(context: &Context, size: usize, parts: Parts) -> Result<(CudaSlice<u8>, Arrival)> {
-    context.enter()?;
-    // A panic while it was held leaves it whole.
-    let mut copies = context.copies.lock().unwrap_or_else(PoisonError::into_inner);
-    let stream = Arc::clone(&copies.stream);
-    // SAFETY: any bytes are values of u8, so memory that nobody wrote holds values too.
-    let fresh = unsafe { stream.alloc::<u8>(Spare::rounded(size.max(1))) }.map_err(failed("allocate"))?;
-    let len = fresh.len();
-    // SAFETY: from now on it belongs to the kernels' stream, which waits for the arrival before it is given back.
-    let slice = unsafe { context.stream.upgrade_device_ptr::<u8>(fresh.leak(), len) };
-    let start = slice.device_ptr(&context.stream).0;
-    let copy = |(at, from, len): (usize, *const u8, usize)| {
-        // SAFETY: the parts were found to lie in the memory, and their bytes are kept until the copy is done.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(start + at as u64, from.cast(), len, stream.cu_stream()) }
-            .result()
-            .map_err(failed("copy to the device"))
-    };
-    let sent = runs(&parts).into_iter().try_for_each(copy);
-    let bytes = parts.iter().map(|(_, bytes)| bytes.clone()).collect();
-    match sent.and_then(|()| copies.end(bytes)) {
-        Ok(number) => Ok((slice, Arrival(number))),
-        Err(error) => {
-            // Neither memory nor bytes go before the copies that were given are done.
-            stream.synchronize().map_err(failed("finish the copies"))?;
-            Err(error)
-        }
-    }
-}
-
-/// Place, address and length of the parts, those as one that follow each other on both sides: every copy costs its start.
-/// Pieces of two chunks of pinned memory never touch.
-#[cfg(feature = "cuda")]
-fn runs(parts: &Parts) -> Vec<(usize, *const u8, usize)> {
-    let mut runs: Vec<(usize, *const u8, usize)> = Vec::with_capacity(parts.len());
-    for (at, bytes) in parts.iter().filter(|(_, bytes)| !bytes.is_empty()) {
-        match runs.last_mut() {
-            Some((start, from, len))
-                if *start + *len == *at && from.addr() + *len == bytes.as_ptr().addr() =>
-            {
-                *len += bytes.len();
-            }
-            _ => runs.push((*at, bytes.as_ptr(), bytes.len())),
-        }
-    }
-    runs
-}
+use crate::sys::failed;
+use crate::{Device, Result};
 
 /// Bytes of a buffer that are to land on the host, behind some that are there already.
 pub(crate) struct Landing<'a> {

@@ -182,19 +182,6 @@ impl Context {
         Ok(())
     }
 
-    /// Copies `size` bytes from the device of `other`, in the order of this stream.
-    ///
-    /// # Safety
-    /// `from` is the address of as many bytes of a buffer of `other`, `to` of one of this context; the former is
-    /// kept until the copy is done.
-    pub(crate) unsafe fn copy_from(&self, other: &Self, from: u64, to: u64, size: usize) -> Result<()> {
-        self.enter()?;
-        let (here, there) = (self.stream.context().cu_ctx(), other.stream.context().cu_ctx());
-        // SAFETY: the caller's.
-        unsafe { result::memcpy_peer_async(here, to, there, from, size, self.stream.cu_stream()) }
-            .map_err(failed("copy from another device"))
-    }
-
     /// Makes this the context of the calling thread, as calls of the driver need it.
     pub(crate) fn enter(&self) -> Result<()> {
         self.stream.context().bind_to_thread().map_err(failed("enter the context"))

@@ -1,10 +1,12 @@
-//! Kernels as host code. Work is done when it is given, or put down to be done later, as often as wanted.
+//! Kernels as host code. Work is done when it is given, or put down to be done later, as often as wanted; copies that a
+//! GPU does beside its kernels are done when somebody waits for them.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use crate::arena::{Arena, Memory, Now};
-use crate::device::Order;
+use crate::device::{Arrival, Kept, Order};
 use crate::{Error, Result};
 
 unsafe extern "C" {
@@ -29,6 +31,22 @@ pub(crate) struct Fibers {
     arena: Arena<Units>,
     /// What is put down instead of done.
     tape: Mutex<Option<Tape>>,
+    arriving: Mutex<Arriving>,
+}
+
+/// Copies in their order, each group done by whoever waits for it or a later one, and not before: what does not wait for
+/// it finds the memory as it was.
+#[derive(Default)]
+struct Arriving {
+    groups: VecDeque<(Arrival, Vec<HostCopy>, Kept)>,
+    last: u64,
+}
+
+/// Bytes of host memory that are to be copied.
+pub(crate) struct HostCopy {
+    pub(crate) to: u64,
+    pub(crate) from: u64,
+    pub(crate) size: usize,
 }
 
 /// Work in its order.
@@ -48,7 +66,13 @@ pub(crate) enum Work {
 
 impl Fibers {
     pub(crate) fn new(order: Order) -> Self {
-        Self { order, now: Now::default(), arena: Arena::default(), tape: Mutex::default() }
+        Self {
+            order,
+            now: Now::default(),
+            arena: Arena::default(),
+            tape: Mutex::default(),
+            arriving: Mutex::default(),
+        }
     }
 
     /// Memory of at least `size` bytes.
@@ -67,6 +91,35 @@ impl Fibers {
         if let Some(tape) = &mut *self.tape.lock().unwrap_or_else(PoisonError::into_inner) {
             tape.kept.push(units);
         }
+    }
+
+    /// Copies when somebody waits for it.
+    ///
+    /// # Safety
+    /// What is read is host memory that `kept` owns and nobody writes; what is written is nobody else's and stays until
+    /// the copy was waited for.
+    pub(crate) unsafe fn copy_later(&self, copies: Vec<HostCopy>, kept: Kept) -> Arrival {
+        let mut arriving = self.arriving.lock().unwrap_or_else(PoisonError::into_inner);
+        arriving.last += 1;
+        let arrival = Arrival(arriving.last);
+        arriving.groups.push_back((arrival, copies, kept));
+        arrival
+    }
+
+    /// Does the copies up to `arrival`.
+    pub(crate) fn wait_for_copy(&self, arrival: Arrival) {
+        if arrival == Arrival::HERE {
+            return;
+        }
+        let mut arriving = self.arriving.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = arriving.groups.partition_point(|(number, ..)| *number <= arrival);
+        let done: Vec<_> = arriving.groups.drain(..count).collect();
+        for HostCopy { to, from, size } in done.iter().flat_map(|(_, copies, _)| copies) {
+            // SAFETY: whoever gave the copy answers for both sides until now.
+            unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, *to as *mut u8, *size) };
+        }
+        // What was read goes when others can wait again: it may be of a device with copies of its own.
+        drop(arriving);
     }
 
     /// Puts down what is given from now on.

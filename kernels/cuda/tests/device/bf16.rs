@@ -13,3 +13,7 @@ const FULL: FullShape = super::FULL;
 fn poisoned(_: usize) -> TestDevice {
     CudaDevice::poisoned(super::device(), super::BODIES)
 }
+
+fn pair() -> [TestDevice; 2] {
+    super::pair().map(|device| CudaDevice::poisoned(device, super::BODIES))
+}

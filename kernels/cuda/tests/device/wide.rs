@@ -13,3 +13,7 @@ const FULL: FullShape = FullShape { key: 256, value: 256, rotary: 64, ..super::F
 fn poisoned(_: usize) -> TestDevice {
     CudaDevice::poisoned(super::device(), super::BODIES)
 }
+
+fn pair() -> [TestDevice; 2] {
+    super::pair().map(|device| CudaDevice::poisoned(device, super::BODIES))
+}

@@ -9,12 +9,12 @@ use hypic_domain::part::live_set;
 use hypic_domain::tuple::{Dtype, PartKind, TupleFormat};
 use hypic_kernels::op::{Export, HostLayer, OpError};
 
-use super::super::memory::{LayerPages, Pages};
+use super::super::memory::{BodyPages, LayerPages, Pages, PagesTaken};
 use super::super::{CudaDevice, failed};
-use super::{FullParts, LayerParts, LinearParts, Tail, places_of};
+use super::{FullParts, LayerParts, LinearParts, Staged, Tail, places_of};
 use crate::attention::{KvOrder, KvRows};
 use crate::device::{Arrival, Mark};
-use crate::memory::{self, Element, Float, Fresh};
+use crate::memory::{self, Element, Float, Fresh, Table, fetch};
 use crate::pack::{from_compute, narrow};
 use crate::programs::stored_for;
 use crate::{Buffer, Device, Pinned};
@@ -27,6 +27,8 @@ pub struct BuiltLayer<E: Float> {
     /// Tokens of the body.
     body: usize,
     device: Device,
+    /// By the layers of this build, wherever it was taken over.
+    taken: PagesTaken,
     /// Behind the last launch that writes it.
     ready: Mark,
 }
@@ -68,29 +70,23 @@ fn check_layout<E: Float>(format: &TupleFormat) -> Result<(), OpError> {
 }
 
 impl<E: Float> BodyKv<E> {
-    /// Writes it to pages for bodies.
+    /// Writes it to its pages.
     fn place(
         &self,
         device: &Device,
         shape: &FullShape,
         (layer, page_tokens): (&mut LayerPages<E>, usize),
+        pages: BodyPages,
     ) -> Result<FullParts, OpError> {
         let FullShape { kv_heads, key: width, .. } = *shape;
-        let pages = layer.take(self.tokens, page_tokens)?;
         let places = places_of(&pages.pages, 0..self.tokens, (kv_heads, page_tokens));
         let mut write = || {
-            let places = Buffer::from_slice(device, &places)?;
+            let places = Table::new(device, &places)?;
             let moved = KvRows { kv_heads, width, page_tokens, places: &places, order: KvOrder::Heads };
             moved.store(device, [&self.rows[0], &self.rows[1]], [&mut layer.key, &mut layer.value])
         };
         write().map_err(failed("adopt"))?;
-        Ok(FullParts { pages, tokens: self.tokens, staged: Mutex::new(None) })
-    }
-
-    fn copied(&self, device: &Device) -> crate::Result<Self> {
-        let [key, value] = &self.rows;
-        let rows = [Buffer::from_peer(device, key)?, Buffer::from_peer(device, value)?];
-        Ok(Self { rows, tokens: self.tokens })
+        Ok(FullParts { pages, tokens: self.tokens, staged: Mutex::new(None), arrival: Arrival::HERE })
     }
 }
 
@@ -112,7 +108,8 @@ pub(in crate::contract) fn finish<E: Float>(
         None => return Err(OpError::shape("finish", "a layer of the model", request.layer)),
     };
     let ready = device.mark().map_err(failed("finish"))?;
-    Ok(BuiltLayer { values, format: request.format, body: request.body, device: device.clone(), ready })
+    let (device, taken) = (device.clone(), request.recording.taken.clone());
+    Ok(BuiltLayer { values, format: request.format, body: request.body, device, taken, ready })
 }
 
 fn finish_full<E: Float>(
@@ -135,7 +132,7 @@ fn finish_full<E: Float>(
     let pages: Vec<u32> = context.pages.iter().map(|&page| page as u32).collect();
     let places = places_of(&pages, first..tokens, (kv_heads, page_tokens));
     let read = || {
-        let places = Buffer::from_slice(device, &places)?;
+        let places = Table::new(device, &places)?;
         let rows = |_| Buffer::<E>::fresh(device, request.body * kv_heads * width, Fresh::Anything);
         let mut rows = [rows(())?, rows(())?];
         let [key, value] = &mut rows;
@@ -146,44 +143,55 @@ fn finish_full<E: Float>(
     read().map_err(failed("finish"))
 }
 
-/// Takes over what a build on this device or on another has finished.
+/// Takes over what a build on this device has finished, or lets what another has come beside what is computed here: the
+/// step that needs it waits for it.
 pub(in crate::contract) fn adopt<E: Float>(
     device: &Device,
     (layer, spec): (usize, &ModelSpec),
     pages: &mut Pages<E>,
-    built: &BuiltLayer<E>,
+    built: &Arc<BuiltLayer<E>>,
 ) -> Result<LayerParts<E>, OpError> {
+    const OP: &str = "adopt";
     let is_here = device.is(&built.device);
-    if !is_here {
-        device.wait_for(&built.ready).map_err(failed("adopt"))?;
-    }
     match (spec.layers.get(layer), &built.values) {
+        (Some(LayerSpec::Linear(_)), Values::Linear(parts)) if is_here => {
+            Ok(LayerParts::Linear(Arc::clone(parts)))
+        }
         (Some(LayerSpec::Linear(_)), Values::Linear(parts)) => {
-            if is_here {
-                return Ok(LayerParts::Linear(Arc::clone(parts)));
-            }
-            let copy = || {
-                let tiles = Arc::new(parts.tiles.copied(device)?);
-                let tail = match &parts.tail {
-                    Tail::Behind(at) => Tail::Behind(*at),
-                    Tail::Own(tail) => Tail::Own(Buffer::from_peer(device, tail)?),
-                };
-                Ok(LinearParts { tiles, tail, arrival: Arrival::HERE })
-            };
-            copy().map(|parts| LayerParts::Linear(Arc::new(parts))).map_err(failed("adopt"))
+            linear_of_peer(device, built, parts).map(LayerParts::Linear).map_err(failed(OP))
         }
         (Some(LayerSpec::Full(shape)), Values::Full(kv)) => {
             let page_tokens = pages.page_tokens;
-            let layer = (pages.layer_mut("adopt", layer)?, page_tokens);
-            let placed = if is_here {
-                kv.place(device, shape, layer)
-            } else {
-                kv.copied(device).map_err(failed("adopt"))?.place(device, shape, layer)
-            };
-            placed.map(LayerParts::Full)
+            let layer = pages.layer_mut(OP, layer)?;
+            let tokens = kv.tokens;
+            let pages = layer.take((tokens, page_tokens), &built.taken)?;
+            if is_here {
+                return kv.place(device, shape, (layer, page_tokens), pages).map(LayerParts::Full);
+            }
+            let sent = kv.rows.each_ref().map(Buffer::sent);
+            let fetched = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built));
+            let (stored, arrival) = fetched.map_err(failed(OP))?;
+            let staged = Mutex::new(Some(Staged { stored, dtype: E::DTYPE }));
+            Ok(LayerParts::Full(FullParts { pages, tokens, staged, arrival }))
         }
-        _ => Err(OpError::shape("adopt", "the layer's kind", layer)),
+        _ => Err(OpError::shape(OP, "the layer's kind", layer)),
     }
+}
+
+fn linear_of_peer<E: Float>(
+    device: &Device,
+    built: &Arc<BuiltLayer<E>>,
+    parts: &LinearParts<E>,
+) -> crate::Result<Arc<LinearParts<E>>> {
+    let LinearParts { tiles, tail, .. } = parts;
+    let (mut sent, mut behind) = (vec![tiles.bytes.sent()], tiles.bytes.len());
+    match tail {
+        Tail::Own(tail) => sent.push(tail.sent()),
+        Tail::Behind(at) => behind = *at,
+    }
+    let (bytes, arrival) = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built))?;
+    let tiles = Arc::new(tiles.moved(bytes)?);
+    Ok(Arc::new(LinearParts { tiles, tail: Tail::Behind(behind), arrival }))
 }
 
 /// One layer of a finished build on the host, as it is stored; waits for the device that built it.

@@ -68,11 +68,17 @@ fn poisoned<E: Float>() -> CudaDevice<E> {
 
 /// `T` and `S` of every head, zeros for a dead head's `T`.
 fn tiles_of<E: Float>(parts: &LinearParts<E>) -> [Vec<f32>; 2] {
+    await_parts(parts);
     parts.tiles.unpacked(parts.tiles.bytes.device()).unwrap().map(|values| values.read().unwrap())
+}
+
+fn await_parts<E: Float>(parts: &LinearParts<E>) {
+    parts.tiles.bytes.device().wait_for_copy(parts.arrival).unwrap();
 }
 
 /// The bytes of the tiles and of the tail behind them or elsewhere.
 fn bytes_of<E: Float>(parts: &LinearParts<E>) -> [Vec<u8>; 2] {
+    await_parts(parts);
     let mut all = parts.tiles.bytes.read().unwrap();
     let behind = all.split_off(parts.tiles.end());
     match &parts.tail {
@@ -155,6 +161,7 @@ fn full_layers_come_back<E: Float>() {
             panic!("a linear layer");
         };
         let layer = pages.layer_mut("test", 1).unwrap();
+        device.device.wait_for_copy(parts.arrival).unwrap();
         for _ in 0..2 {
             // The second time there is nothing left to do.
             parts.settle(&device.device, &FULL, (&mut *layer, PAGE)).unwrap();
@@ -266,7 +273,7 @@ fn a_full_layer_that_is_adopted_is_the_one_that_was_stored() {
             body,
             format,
         };
-        let built = finish(&device.device, &request).unwrap();
+        let built = Arc::new(finish(&device.device, &request).unwrap());
         let host = land((1, &spec), None, &built).unwrap();
         for reader in [&device, &other] {
             let read = |import: bool| {
@@ -277,11 +284,115 @@ fn a_full_layer_that_is_adopted_is_the_one_that_was_stored() {
                 };
                 let LayerParts::Full(parts) = parts.unwrap() else { panic!("a linear layer") };
                 let layer = pages.layer_mut("test", 1).unwrap();
+                reader.device.wait_for_copy(parts.arrival).unwrap();
                 parts.settle(&reader.device, &FULL, (&mut *layer, PAGE)).unwrap();
                 read_pages(reader, &parts, layer)
             };
             assert_eq!(read(true), read(false));
         }
+    }
+}
+
+/// Layers of several builds, taken over in any order, lie in the same pages in all full layers.
+#[test]
+fn the_layers_of_a_build_take_the_same_pages() {
+    let (device, other) = (poisoned::<bf16>(), poisoned::<bf16>());
+    let layers = vec![LayerSpec::Full(FULL); 3];
+    let spec = ModelSpec { layers, ..spec() };
+    let mut pages = device.pages(&spec, 2, PAGE).unwrap();
+    let context = hypic_kernels::plan::Context { pages: vec![0, 1], live: (0..20).collect(), bodies: vec![] };
+    let of_builder = [&device, &other, &other].map(|builder| {
+        let (pages, states) = (builder.pages(&spec, 2, PAGE).unwrap(), builder.states(&spec, 1).unwrap());
+        (builder, pages, states, builder.recording(&spec).unwrap())
+    });
+    let mut taken: [Vec<Vec<u32>>; 3] = Default::default();
+    let mut kept = Vec::new();
+    for (layer, order) in [[0, 1, 2], [2, 0, 1], [1, 2, 0]].into_iter().enumerate() {
+        for build in order {
+            let (builder, pages_of, states, recording) = &of_builder[build];
+            let (spec, context, format) = (&spec, &context, builder.format(&TupleFormat::default()));
+            let request = Export {
+                layer,
+                spec,
+                recording,
+                states,
+                slot: 0,
+                pages: pages_of,
+                context,
+                body: 18,
+                format,
+            };
+            let built = Arc::new(finish(&builder.device, &request).unwrap());
+            let parts = adopt(&device.device, (layer, spec), &mut pages, &built).unwrap();
+            let LayerParts::Full(parts) = parts else { panic!("a linear layer") };
+            taken[build].push(parts.pages.pages.clone());
+            kept.push(parts);
+        }
+    }
+    for layers in &taken {
+        assert!(layers.iter().all(|pages| *pages == layers[0]), "{taken:?}");
+    }
+    let mut all: Vec<u32> = taken.iter().flat_map(|layers| layers[0].clone()).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 6);
+    // They come back, each once.
+    drop(kept);
+    let layer = pages.layer_mut("test", 2).unwrap();
+    let whole = layer.take((4 * BODY, PAGE), &PagesTaken::default()).unwrap();
+    assert!(layer.take((1, PAGE), &PagesTaken::default()).is_err());
+    drop(whole);
+}
+
+/// What another device sends is there when it was waited for and not before, and what is read stays until then.
+#[test]
+fn layers_of_another_device_are_waited_for() {
+    let (device, other, spec) = (poisoned::<bf16>(), poisoned::<bf16>(), spec());
+    let mut pages = device.pages(&spec, 1, PAGE).unwrap();
+    let mut states = other.states(&spec, 1).unwrap();
+    other.reset_slot(&mut states, 0).unwrap();
+    let recording = other.recording(&spec).unwrap();
+    let context = hypic_kernels::plan::Context { pages: vec![], live: vec![], bodies: vec![] };
+    let of_other = other.pages(&spec, 1, PAGE).unwrap();
+    let request = Export {
+        layer: 0,
+        spec: &spec,
+        recording: &recording,
+        states: &states,
+        slot: 0,
+        pages: &of_other,
+        context: &context,
+        body: 3,
+        format: other.format(&TupleFormat::default()),
+    };
+    let adopted =
+        |reader: &CudaDevice<bf16>, pages: &mut Pages<bf16>, built: &Arc<BuiltLayer<bf16>>| match adopt(
+            &reader.device,
+            (0, &spec),
+            pages,
+            built,
+        )
+        .unwrap()
+        {
+            LayerParts::Linear(parts) => parts,
+            LayerParts::Full(_) => panic!("a full layer"),
+        };
+    for is_used in [true, false] {
+        let built = Arc::new(finish(&other.device, &request).unwrap());
+        let parts = adopted(&device, &mut pages, &built);
+        let right = adopted(&other, &mut pages, &built);
+        let kept = Arc::downgrade(&built);
+        drop(built);
+        assert!(kept.upgrade().is_some());
+        let early = parts.tiles.bytes.read().unwrap();
+        assert!(early.iter().all(|byte| *byte == 0xff), "nobody has waited yet");
+        if is_used {
+            assert_eq!(bytes_of(&parts), bytes_of(&right));
+        } else {
+            // The copy is done before somebody else gets the memory.
+            drop(parts);
+        }
+        assert!(kept.upgrade().is_none());
     }
 }
 
