@@ -141,7 +141,7 @@ DEV void whole_step(const E* __restrict__ x, const float* __restrict__ taps, con
       last = read_four(x + (size_t)row * channels + channel_of(warp) + 4 * lane);
       write_four(tail + (size_t)(TAPS - 2) * channels + channel_of(warp) + 4 * lane, last);
     }
-    const auto weights = [&](int j) { return near_taps[warp][4 * i + j]; };
+    const auto weights = [&](int j) { return works ? near_taps[warp][4 * i + j] : Four{}; };  // so that others add nothing to the norm
     const Four made = convolved<E>(weights, near_tails[0][warp][i], near_tails[1][warp][i], near_tails[2][warp][i], last, warp < 2,
                                    warp == 0 ? 1.f / sqrtf((float)D) : 1.f);
     if (works)
