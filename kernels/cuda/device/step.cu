@@ -201,7 +201,7 @@ KERNEL(128, append_tokens)(const uint32_t* __restrict__ places, const uint32_t* 
 REGISTER(append_tokens)
 
 #define WHOLE_STEP(E, suffix, D, GROUP)                                                                                              \
-  KERNEL(GROUP * 4 * D, whole_step_##D##_##GROUP##_##suffix)(                                                                        \
+  KERNEL_ALONE(GROUP * 4 * D, whole_step_##D##_##GROUP##_##suffix)(                                                                     \
       const E* x, const float* taps, const uint32_t* slots, E* tails, uint32_t tail_stride, uint32_t first, const E* a, const E* b,  \
       const float* a_log, const float* dt_bias, float* state, uint32_t stride, const E* z, const float* w, E* y, float eps,          \
       int heads, int key_heads) {                                                                                                    \
