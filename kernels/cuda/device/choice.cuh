@@ -14,7 +14,7 @@ DEV float logit_of(uint32_t order) { return from_bits(order >> 31 ? order & 0x7f
 template <int EACH>
 DEV void choose_of(const float* row, uint32_t* chosen, float* weights, int experts, int most, int renormalise) {
   const int lane = threadIdx.x & 31;
-  float sum = 0.f, of_chosen = 0.f, mine = 0.f;
+  float sum = 0.f, of_chosen = 0.f;
   uint32_t left[EACH], highest = 0;  // those that nobody took
 #pragma unroll
   for (int i = 0; i < EACH; ++i) left[i] = 32 * i + lane < experts ? order_of(read_fresh(row + 32 * i + lane)) : 0;
@@ -24,33 +24,40 @@ DEV void choose_of(const float* row, uint32_t* chosen, float* weights, int exper
 #pragma unroll
   for (int i = 0; i < EACH; ++i) sum += 32 * i + lane < experts ? expf(logit_of(left[i]) - largest) : 0.f;
   for (int m = 16; m; m >>= 1) sum += shuffle_xor(sum, m);
-  for (int n = 0; n < most; ++n) {
-    uint32_t best = 0, number = 0;
-    // Numbers ascend, so the first of equal ones is kept.
+  float mine = 0.f;  // the weight of the choice whose number is this lane's, of the last 32
+  for (int first = 0; first < most; first += 32) {
+    const int count = most - first < 32 ? most - first : 32;
+    uint32_t own = 0, own_number = 0;
+    for (int n = 0; n < count; ++n) {
+      uint32_t best = 0, number = 0;
+      // Numbers ascend, so the first of equal ones is kept.
 #pragma unroll
-    for (int i = 0; i < EACH; ++i)
-      if (left[i] > best) {
-        best = left[i];
-        number = 32 * i + lane;
-      }
-    highest = largest_of_warp(best);
-    number = least_of_warp(best == highest ? number : ~0u);
-    if (highest == 0) number = n;  // logits that are no numbers: other experts, a weight that is none
+      for (int i = 0; i < EACH; ++i)
+        if (left[i] > best) {
+          best = left[i];
+          number = 32 * i + lane;
+        }
+      highest = largest_of_warp(best);
+      number = least_of_warp(best == highest ? number : ~0u);
+      if (highest == 0) number = first + n;  // logits that are no numbers: other experts, a weight that is none
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) left[i] = 32 * i + lane == (int)number ? 0 : left[i];
-    const float weight = expf(logit_of(highest) - largest) / sum;
-    of_chosen += weight;
-    if (lane != n % 32) continue;  // every lane writes, and scales, its own
-    chosen[n] = number;
-    mine = weight;
-    if (weights != nullptr) weights[n] = weight;
+      for (int i = 0; i < EACH; ++i) left[i] = 32 * i + lane == (int)number ? 0 : left[i];
+      own = lane == n ? highest : own;
+      own_number = lane == n ? number : own_number;
+    }
+    // What is made of the chosen, all lanes at once.
+    mine = expf(logit_of(own) - largest) / sum;
+    for (int n = 0; n < count; ++n) of_chosen += of_lane(mine, n);
+    if (lane >= count) continue;
+    chosen[first + lane] = own_number;
+    weights[first + lane] = mine;
   }
-  if (!renormalise || weights == nullptr) return;
+  if (!renormalise) return;
   for (int n = lane; n < most; n += 32) weights[n] = (most <= 32 ? mine : weights[n]) / of_chosen;
 }
 
 // The `most` experts of largest logits of `row` [experts], largest first, equal ones by number, with the softmax over all experts as
-// weights, made to sum to 1 over the chosen if `renormalise`. One warp; chosen [most], weights [most] or null where nobody asks for them.
+// weights, made to sum to 1 over the chosen if `renormalise`. One warp; chosen, weights [most].
 DEV void choose(const float* row, uint32_t* chosen, float* weights, int experts, int most, int renormalise) {
   if (experts <= 256) choose_of<8>(row, chosen, weights, experts, most, renormalise);
   else choose_of<MOST_CHOICES / 32>(row, chosen, weights, experts, most, renormalise);

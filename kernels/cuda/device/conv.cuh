@@ -5,18 +5,17 @@
 
 constexpr int TAPS = 4;
 
-// SiLU of the sum over rows r0 to r3, oldest first, of taps `weights(j)` of each channel j times values; of `unit` length times `scale`.
-template <class E, class Weights>
-DEV Four convolved(Weights weights, const Four& r0, const Four& r1, const Four& r2, const Four& r3, bool unit, float scale) {
+// SiLU of the sum over rows r0 to r3, oldest first, of taps `weights` of each channel times values; of `unit` length times `scale`.
+template <class E>
+DEV Four convolved(const Four (&weights)[4], const Four& r0, const Four& r1, const Four& r2, const Four& r3, bool unit, float scale) {
   Four y = {};
   float squares = 0.f;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const Four taps = weights(j);
-    y.at[j] += taps.at[0] * r0.at[j];
-    y.at[j] += taps.at[1] * r1.at[j];
-    y.at[j] += taps.at[2] * r2.at[j];
-    y.at[j] += taps.at[3] * r3.at[j];
+    y.at[j] += weights[j].at[0] * r0.at[j];
+    y.at[j] += weights[j].at[1] * r1.at[j];
+    y.at[j] += weights[j].at[2] * r2.at[j];
+    y.at[j] += weights[j].at[3] * r3.at[j];
     y.at[j] = silu_for<E>(y.at[j]);
     squares += y.at[j] * y.at[j];
   }

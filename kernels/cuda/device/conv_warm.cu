@@ -50,7 +50,7 @@ DEV void conv_warm(const E* __restrict__ x, const float* __restrict__ taps, cons
           window[r + tap] = from == nullptr ? Four{} : read_four(from + channel);
         }
       }
-      const Four y = convolved<E>([&](int j) { return weights[j]; }, window[r], window[r + 1], window[r + 2], window[r + 3], is_q || is_k, scale);
+      const Four y = convolved<E>(weights, window[r], window[r + 1], window[r + 2], window[r + 3], is_q || is_k, scale);
       if (works) write_four(to + (size_t)row * stride, y);
     }
 #pragma unroll

@@ -71,6 +71,7 @@ DEV void publish() { __threadfence(); }
 // Adds one, and begins anew at zero behind `last`; the number before.
 DEV uint32_t count_up(uint32_t* number, uint32_t last) { return atomicInc(number, last); }
 DEV float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+DEV float of_lane(float v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
 // Bit i of the result: what lane i says.
 DEV uint32_t lanes_where(bool it_is) { return __ballot_sync(0xffffffffu, it_is); }
 DEV int bits_set(uint32_t x) { return __popc(x); }

@@ -23,6 +23,7 @@ DEV Members members_of_shared(int rows) {
 DEV Members find_members(const uint32_t* chosen, int rows, int top, int experts, int number) {
   SHARED uint32_t lists[STREAM_WARPS][MOST_MEMBERS];
   const int lane = threadIdx.x & 31, assignments = rows * top;
+  if (rows == 1 && assignments < experts) return {nullptr, number, 1, read_fresh(chosen + number)};  // each its own
   const bool by_assignment = assignments < experts;
   const uint32_t expert = by_assignment ? read_fresh(chosen + number) : (uint32_t)number;
   uint32_t* const list = lists[threadIdx.x >> 5];

@@ -199,6 +199,10 @@ DEV float shuffle_xor(float v, int mask) {
   const sim::Exchanged all = sim::exchange({to_bits(v)});
   return from_bits((uint32_t)all.of((sim::current ^ mask) & 31)[0]);
 }
+DEV float of_lane(float v, int lane) {
+  const sim::Exchanged all = sim::exchange({to_bits(v)});
+  return from_bits((uint32_t)all.of(lane)[0]);
+}
 DEV void await_inputs() {}
 template <class T> DEV T read_fresh(const T* from) { return *from; }
 DEV void let_others_start() {}

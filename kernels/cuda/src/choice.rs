@@ -82,13 +82,16 @@ pub(crate) fn gdn_pieces(rows: usize, heads: usize, multiprocessors: usize) -> u
 
 /// Jobs for each multiprocessor: enough that the last ones to end leave little of the device idle.
 const JOBS_PER_MULTIPROCESSOR: usize = 4;
-/// Below this, partial sums cost more than an idle multiprocessor.
-const LEAST_TOKENS_PER_JOB: usize = 256;
+/// Below this, partial sums cost more than the end of a few jobs leaves idle, where there is one for each multiprocessor.
+const USUAL_TOKENS_PER_JOB: usize = 256;
+/// A tile: what a job has at least.
+const LEAST_TOKENS_PER_JOB: usize = 64;
 
 /// Tokens of an attention job, where all jobs together attend over `work` tokens.
 pub(crate) fn tokens_per_job(work: usize, multiprocessors: usize) -> usize {
     let jobs = (JOBS_PER_MULTIPROCESSOR * multiprocessors).max(1);
-    (work / jobs).max(LEAST_TOKENS_PER_JOB).next_multiple_of(64)
+    let least = (work / multiprocessors.max(1)).clamp(LEAST_TOKENS_PER_JOB, USUAL_TOKENS_PER_JOB);
+    (work / jobs).max(least).next_multiple_of(LEAST_TOKENS_PER_JOB)
 }
 
 /// Rows up to which a product streams its weight for eight rows at a time, and the library is slower.
@@ -146,18 +149,12 @@ pub(crate) fn sums_in_place(rows: usize, top: usize, wide: usize) -> bool {
     rows == 1 && top < SUMMED_EXPERTS && shares_of(wide).split == 1
 }
 
-/// Rows up to which a step has one block for a key head and what shares it: of 16 key heads these run at once.
-const WHOLE_ROWS: usize = 4;
-/// Heads for a key head of which a block has the states.
-const WHOLE_HEADS: usize = 2;
-/// Devices that have 128 KB of shared memory for a block; those with less would have to refuse the launch.
-const WHOLE_DEVICES: [Option<(i32, i32)>; 3] = [None, Some((8, 0)), Some((9, 0))];
+/// Rows up to which the recurrence of a step has one block for a head, which norms it: of 32 heads these run at once.
+const WHOLE_HEAD_ROWS: usize = 4;
 
-/// Whether convolution, recurrence and gated norm of a step of `rows` rows are one launch.
-pub(crate) fn steps_whole(rows: usize, shape: Shape, capability: Option<(i32, i32)>) -> bool {
-    let is_whole = shape.heads.is_multiple_of(shape.key_heads.max(1));
-    let fits = is_whole && shape.heads <= WHOLE_HEADS * shape.key_heads;
-    rows <= WHOLE_ROWS && fits && WHOLE_DEVICES.contains(&capability)
+/// Whether the recurrence of a step of `rows` rows norms its outputs by itself.
+pub(crate) fn norms_in_step(rows: usize) -> bool {
+    rows <= WHOLE_HEAD_ROWS
 }
 
 /// Rows that every block of a product norms by itself, and their widest: they lie in shared memory.
@@ -279,9 +276,7 @@ mod tests {
         assert!(norms_in_product(1, 257) && !norms_in_product(1, 256) && !norms_in_product(3, 2048));
         assert!(sums_in_place(1, 15, 512) && !sums_in_place(2, 1, 512));
         assert!(!sums_in_place(1, 16, 512) && !sums_in_place(1, 8, 544));
-        assert!(steps_whole(4, SHAPE, None) && !steps_whole(5, SHAPE, None));
-        assert!(steps_whole(1, SHAPE, Some((9, 0))) && !steps_whole(1, SHAPE, Some((8, 9))));
-        assert!(!steps_whole(1, Shape { key_heads: 8, ..SHAPE }, None));
+        assert!(norms_in_step(4) && !norms_in_step(5));
         assert!(norms_in_place(8) && !norms_in_place(9));
         let shares =
             [32, 512, 544, 2048, 4096, 16384].map(shares_of).map(|shares| (shares.split, shares.tiles));
@@ -291,7 +286,9 @@ mod tests {
     #[test]
     fn attention_jobs_fill_the_device_but_are_not_tiny() {
         assert_eq!(tokens_per_job(132 * 4 * 1000, 132), 1024);
-        assert_eq!(tokens_per_job(1000, 132), 256);
+        assert_eq!(tokens_per_job(132 * 250, 132), 256);
+        assert_eq!(tokens_per_job(132 * 100, 132), 128);
+        assert_eq!(tokens_per_job(1000, 132), 64);
         assert_eq!(attention_form(Some((8, 0))), AttentionForm::Portable);
         assert_eq!(attention_form(Some((9, 0))), AttentionForm::Hopper);
     }

@@ -19,7 +19,7 @@ use super::step::linear_step;
 use super::step_tables::is_step;
 use super::tuple::{LayerParts, LinearParts, await_bodies};
 use super::{CudaDevice, failed};
-use crate::choice::steps_whole;
+use crate::choice::norms_in_step;
 use crate::conv_warm::Tails;
 use crate::memory::Float;
 use crate::pack::{pack_tiles, set_identity};
@@ -92,8 +92,7 @@ pub(super) fn linear_mixer_norm<E: Float>(
     plan: &Plan<CudaDevice<E>>,
     states: &mut States<E>,
 ) -> Result<Tensor<E>, OpError> {
-    let (shape, capability) = (Shape::from(input.shape), device.device.capability());
-    if is_step(plan) && steps_whole(plan.ids.len(), shape, capability) {
+    if is_step(plan) && norms_in_step(plan.ids.len()) {
         let place = placed(input, plan, states)?;
         return linear_step(device, (input, Some(behind)), plan, states, place);
     }

@@ -10,19 +10,16 @@ use super::step_tables::{locked, slots_of};
 use crate::conv_warm::TAPS;
 use crate::memory::{Float, Table};
 use crate::programs::Pool;
-use crate::step::{NormBehind, StepInputs, Stepped, conv_step, gdn_step, whole_step};
+use crate::step::{ConvStep, StepOut, conv_step, gdn_step};
 use crate::{Buffer, Rows, Shape};
 
 const OP: &str = "linear_mixer";
 
-/// The gated norm behind the mixer.
-type Behind<'a, E> = &'a HeadGate<'a, CudaDevice<E>>;
-
-/// The linear mixer of a step of one row for each sequence, and the gated norm behind it where there is one, which only a
-/// step has that is one launch (`steps_whole`): its inputs were checked.
+/// The linear mixer of a step of one row for each sequence, and the gated norm behind it where there is one: its inputs
+/// were checked.
 pub(super) fn linear_step<E: Float>(
     device: &CudaDevice<E>,
-    (input, behind): (&LinearInput<'_, CudaDevice<E>>, Option<Behind<'_, E>>),
+    (input, behind): (&LinearInput<'_, CudaDevice<E>>, Option<&HeadGate<'_, CudaDevice<E>>>),
     plan: &Plan<CudaDevice<E>>,
     states: &mut States<E>,
     place: SlotLayer,
@@ -48,7 +45,11 @@ pub(super) fn linear_step<E: Float>(
                 &*placed
             }
         };
-        let inputs = StepInputs {
+        let narrow = |heads: usize| -> crate::Result<Buffer<E>> { device.output(rows * heads * shape.width) };
+        let (mut q, mut k, mut v) =
+            (narrow(shape.key_heads)?, narrow(shape.key_heads)?, narrow(shape.heads)?);
+        let (mut gate, mut write) = (device.output(rows * shape.heads)?, device.output(rows * shape.heads)?);
+        let conv = ConvStep {
             shape,
             x: &input.raw.values,
             taps,
@@ -59,18 +60,18 @@ pub(super) fn linear_step<E: Float>(
             stride: states.tail_stride,
             ab: [&a.values, &b.values],
             decay,
+            qkv: [&mut q, &mut k, &mut v],
+            gates: [&mut gate, &mut write],
         };
-        let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
-        if let Some((behind, weight)) = behind.zip(weight) {
-            let behind = NormBehind { gate: &behind.gate.values, weight, eps: behind.eps, y: out };
-            return whole_step(gpu, inputs, pool, behind);
-        }
-        let narrow = |heads: usize| -> crate::Result<Buffer<E>> { device.output(rows * heads * shape.width) };
-        let (mut q, mut k, mut v) =
-            (narrow(shape.key_heads)?, narrow(shape.key_heads)?, narrow(shape.heads)?);
-        let (mut gate, mut write) = (device.output(rows * shape.heads)?, device.output(rows * shape.heads)?);
-        conv_step(gpu, inputs, Stepped { qkv: [&mut q, &mut k, &mut v], gates: [&mut gate, &mut write] })?;
+        conv_step(gpu, conv)?;
         let rows = Rows { family: Family::Gdn, shape, q: &q, k: &k, v: &v, gate: &gate, beta: &write };
+        let pool = Pool { state: &mut states.state, first: place.state, stride: states.state_stride };
+        let out = match behind.zip(weight) {
+            None => StepOut::Plain(out),
+            Some((behind, weight)) => {
+                StepOut::Normed { gate: &behind.gate.values, weight, eps: behind.eps, y: out }
+            }
+        };
         gdn_step(gpu, rows, (slots, states.slots), pool, out)
     })
 }
