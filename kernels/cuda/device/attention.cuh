@@ -245,8 +245,6 @@ template <int D, int N = TOKENS> struct RowSums {
                               const uint32_t* positions, const uint32_t* seen, const float* rope, bf16* out, float* partial_out,    \
                               float* partial_sum, float scale, int heads, int kv_heads, int page_tokens, int rotary,                \
                               int log2_rotary) {                                                                                    \
-    await_inputs();                                                                                                                 \
-    let_others_start();                                                                                                             \
     if (jobs[blockIdx.x].rows == 0) return; /* a place for a job in a step that is done again and again */                         \
     attend<D>({q, key, value, jobs, table, positions, seen, rope, out, partial_out, partial_sum, scale, heads, kv_heads,            \
                page_tokens, rotary, log2_rotary});                                                                                  \

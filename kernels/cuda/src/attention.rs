@@ -87,8 +87,6 @@ pub fn attention_as<E: Float>(device: &Device, run: Attention<'_, E>, form: Atte
     let (threads, shared) = block(form, width);
     let launch =
         Launch::new(device, format!("{stem}_{width}"), [contexts.jobs, kv_heads, 1], threads).shared(shared);
-    // Of tokens that were gathered keys come by bulk copies from what the launch before it writes.
-    let launch = if form == AttentionForm::Gathered { launch } else { launch.overlapping() };
     let (launch, stride) = match (form, &contexts.gathered) {
         (AttentionForm::Gathered, Some([keys, values])) => {
             (launch.read(q).read(keys).read(values), contexts.tokens.len() / 2)
