@@ -50,14 +50,14 @@ DEV void choose_of(const float* row, uint32_t* chosen, float* weights, int exper
     for (int n = 0; n < count; ++n) of_chosen += of_lane(mine, n);
     if (lane >= count) continue;
     chosen[first + lane] = own_number;
-    weights[first + lane] = mine;
+    if (weights != nullptr) weights[first + lane] = mine;
   }
-  if (!renormalise) return;
+  if (!renormalise || weights == nullptr) return;
   for (int n = lane; n < most; n += 32) weights[n] = (most <= 32 ? mine : weights[n]) / of_chosen;
 }
 
 // The `most` experts of largest logits of `row` [experts], largest first, equal ones by number, with the softmax over all experts as
-// weights, made to sum to 1 over the chosen if `renormalise`. One warp; chosen, weights [most].
+// weights, made to sum to 1 over the chosen if `renormalise`. One warp; chosen [most], weights [most] or null where nobody asks for them.
 DEV void choose(const float* row, uint32_t* chosen, float* weights, int experts, int most, int renormalise) {
   if (experts <= 256) choose_of<8>(row, chosen, weights, experts, most, renormalise);
   else choose_of<MOST_CHOICES / 32>(row, chosen, weights, experts, most, renormalise);

@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 
+constexpr uint32_t NOBODY = ~0u;
+
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -64,12 +66,14 @@ DEV void let_others_start() {
 #endif
 }
 DEV void sync() { __syncthreads(); }
-// A number of a kernel that is zero before and after a launch, and counts the blocks that ended.
-#define ENDED(name) __device__ uint32_t name
-// What this thread wrote is there for others once they see what it writes next, and the other way round.
-DEV void publish() { __threadfence(); }
-// Adds one, and begins anew at zero behind `last`; the number before.
-DEV uint32_t count_up(uint32_t* number, uint32_t last) { return atomicInc(number, last); }
+// A word that some block writes once, where `NOBODY` was before: who needs it waits for it. Of the one word there is nothing to order.
+DEV uint32_t await_word(const uint32_t* at) {
+  uint32_t word;
+  do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(at) : "memory");
+  while (word == NOBODY);
+  return word;
+}
+DEV void write_word(uint32_t* at, uint32_t word) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory"); }
 DEV float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEV float of_lane(float v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
 // Bit i of the result: what lane i says.
@@ -88,20 +92,6 @@ DEV uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 
 DEV float sigmoid(float x) { return quotient(1.f, 1.f + expf(-x)); }
 DEV float silu(float x) { return quotient(x, 1.f + expf(-x)); }
-
-// Whether this block is the last of its launch to come here: what the others wrote before is there then, for `read_fresh`.
-DEV bool is_last_block(uint32_t* ended) {
-  SHARED uint32_t before;
-  const uint32_t last = gridDim.x * gridDim.y * gridDim.z - 1;
-  sync();
-  if (threadIdx.x == 0) {
-    publish();
-    before = count_up(ended, last);
-    publish();
-  }
-  sync();
-  return before == last;
-}
 
 // Sum over the block, the same value in every thread. `part` holds one float per warp.
 template <int THREADS> DEV float block_sum(float x, float* part) {

@@ -1,5 +1,7 @@
 // A mixture of experts for few rows: every weight that somebody chose streams once, and nothing is sorted. A block finds the rows of its
-// expert in the choices by itself. The expert that all rows share rides along.
+// expert in the choices by itself, and of very few rows it makes the choices for gates and ups too: that is less than a launch. The expert that
+// all rows share rides along.
+#include "choice.cuh"
 #include "stream.cuh"
 
 constexpr int MOST_MEMBERS = 256;  // of an expert: twice the rows of a step, as a row without a number may choose one twice
@@ -19,19 +21,19 @@ DEV Members members_of_shared(int rows) {
   const int first = blockIdx.y * STREAM_ROWS;
   return {nullptr, first, rows - first < STREAM_ROWS ? rows - first : STREAM_ROWS, 0};
 }
-// Every warp makes its own list. The choice is read before the wait.
-DEV Members find_members(const uint32_t* chosen, int rows, int top, int experts, int number) {
+// Every warp makes its own list. `id_of` says whom assignment i chose.
+template <class Ids> DEV Members find_members(Ids id_of, int rows, int top, int experts, int number) {
   SHARED uint32_t lists[STREAM_WARPS][MOST_MEMBERS];
   const int lane = threadIdx.x & 31, assignments = rows * top;
-  if (rows == 1 && assignments < experts) return {nullptr, number, 1, read_fresh(chosen + number)};  // each its own
   const bool by_assignment = assignments < experts;
-  const uint32_t expert = by_assignment ? read_fresh(chosen + number) : (uint32_t)number;
+  const uint32_t expert = by_assignment ? id_of(number) : (uint32_t)number;
+  if (rows == 1 && by_assignment) return {nullptr, number, 1, expert};  // each its own
   uint32_t* const list = lists[threadIdx.x >> 5];
   int count = 0;
   for (int base = 0; base < assignments; base += 128) {
     uint32_t ids[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ids[i] = base + 32 * i + lane < assignments ? read_fresh(chosen + base + 32 * i + lane) : ~0u;
+    for (int i = 0; i < 4; ++i) ids[i] = base + 32 * i + lane < assignments ? id_of(base + 32 * i + lane) : NOBODY;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t found = lanes_where(ids[i] == expert);
@@ -72,21 +74,39 @@ DEV void gate_up_of(const Members& members, const bf16* __restrict__ x, const W*
     stream = asked();
   }
 }
+// What experts are chosen by, logits [rows, experts], where the choice is made here, and where it goes: chosen, weights [rows, top].
+struct Scores {
+  const float* logits;
+  uint32_t* chosen;
+  float* weights;
+  int renormalise;
+};
 // inner [assignments, width] = silu(x gate^T) * (x up^T) with the matrices of each row's expert, gate_up [experts, 2 width, hidden], and
-// shared_inner [rows, shared_width] likewise; weights with factors are codes. chosen [rows, top]. A tile is eight outputs: eight rows of gate
-// and eight of up. `split` warps for each tile.
-template <int AHEAD, int CODES>
+// shared_inner [rows, shared_width] likewise; weights with factors are codes. chosen [rows, top]; with MAKES it is made here. A tile is eight
+// outputs: eight rows of gate and eight of up. `split` warps for each tile.
+template <int AHEAD, int CODES, bool MAKES>
 DEV void gate_up_few(const bf16* __restrict__ x, const void* gate_up, const void* shared_gate_up, const float* factors,
-                     const float* shared_factors, const uint32_t* chosen, bf16* __restrict__ inner, bf16* __restrict__ shared_inner, int rows,
-                     int top, int experts, int hidden, int width, int shared_width, int split) {
+                     const float* shared_factors, const uint32_t* chosen, const Scores& scores, bf16* __restrict__ inner,
+                     bf16* __restrict__ shared_inner, int rows, int top, int experts, int hidden, int width, int shared_width, int split) {
+  SHARED uint32_t made[MAKES ? MOST_MEMBERS : 1];
   const int number = number_of(rows, shared_width > 0);
   const bool is_shared = number < 0;
+  if (!MAKES) let_others_start();
   const auto arrive = [] {
     await_inputs();
-    let_others_start();  // not before: the next launch reads the choice when the launch that made it is done
+    if (MAKES) let_others_start();  // not before: the next launch waits for the choice, of which nobody must be left from before
   };
   if (!is_shared) arrive();  // what the shared expert reads is known before the rows are there
-  const Members members = is_shared ? members_of_shared(rows) : find_members(chosen, rows, top, experts, number);
+  if (MAKES && !is_shared) {
+    const bool gives = blockIdx.x == 0 && number == 0;
+    for (int row = threadIdx.x >> 5; row < rows; row += blockDim.x >> 5)
+      choose(scores.logits + (size_t)row * experts, made + row * top, gives ? scores.weights + row * top : nullptr, experts, top,
+             scores.renormalise);
+    sync();
+    for (int i = threadIdx.x; gives && i < rows * top; i += blockDim.x) write_word(scores.chosen + i, made[i]);
+  }
+  const auto id_of = [&](int i) { return MAKES ? made[i] : read_fresh(chosen + i); };
+  const Members members = is_shared ? members_of_shared(rows) : find_members(id_of, rows, top, experts, number);
   if (members.count == 0) return;
   const int wide = is_shared ? shared_width : width, each = is_shared ? 1 : top;
   const size_t expert = is_shared ? 0 : (size_t)members.expert * 2 * width;
@@ -101,23 +121,40 @@ DEV void gate_up_few(const bf16* __restrict__ x, const void* gate_up, const void
   else
     gate_up_of<AHEAD>(members, x, (const bf16*)weight, nullptr, expert, out, each, hidden, wide, split, wait);
 }
-#define GATE_UP_FEW(entry, name, AHEAD)                                                                                              \
-  entry(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen, bf16* inner, bf16* shared_inner,     \
-        int rows, int top, int experts, int hidden, int width, int shared_width, int split) {                                        \
-    gate_up_few<AHEAD, 0>(x, gate_up, shared_gate_up, nullptr, nullptr, chosen, inner, shared_inner, rows, top, experts, hidden,     \
-                          width, shared_width, split);                                                                               \
-  }                                                                                                                                  \
-  REGISTER(name)
-GATE_UP_FEW(KERNEL(32 * STREAM_WARPS, experts_few_gate_up), experts_few_gate_up, 6)
-// Of few jobs all blocks, of four warps, fit the device at once with fewer registers, and none runs behind the others.
-GATE_UP_FEW(KERNEL_OF_MANY(128, 5, experts_few_gate_up_wide), experts_few_gate_up_wide, 4)
+KERNEL(32 * STREAM_WARPS, experts_few_gate_up)(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const uint32_t* chosen,
+                                               bf16* inner, bf16* shared_inner, int rows, int top, int experts, int hidden, int width,
+                                               int shared_width, int split) {
+  gate_up_few<6, 0, false>(x, gate_up, shared_gate_up, nullptr, nullptr, chosen, {}, inner, shared_inner, rows, top, experts, hidden, width,
+                           shared_width, split);
+}
+REGISTER(experts_few_gate_up)
 KERNEL(32 * STREAM_WARPS, experts_few_gate_up_codes)(const bf16* x, const void* gate_up, const void* shared_gate_up, const float* factors,
                                                      const float* shared_factors, const uint32_t* chosen, bf16* inner, bf16* shared_inner,
                                                      int rows, int top, int experts, int hidden, int width, int shared_width, int split) {
-  gate_up_few<6, 4>(x, gate_up, shared_gate_up, factors, shared_factors, chosen, inner, shared_inner, rows, top, experts, hidden, width,
-                    shared_width, split);
+  gate_up_few<6, 4, false>(x, gate_up, shared_gate_up, factors, shared_factors, chosen, {}, inner, shared_inner, rows, top, experts, hidden,
+                           width, shared_width, split);
 }
 REGISTER(experts_few_gate_up_codes)
+#define CHOOSE_GATE_UP_FEW(entry, name, AHEAD)                                                                                       \
+  entry(const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, const float* logits, uint32_t* chosen, float* weights,       \
+        bf16* inner, bf16* shared_inner, int rows, int top, int experts, int hidden, int width, int shared_width, int split,         \
+        int renormalise) {                                                                                                           \
+    gate_up_few<AHEAD, 0, true>(x, gate_up, shared_gate_up, nullptr, nullptr, nullptr, {logits, chosen, weights, renormalise},       \
+                                inner, shared_inner, rows, top, experts, hidden, width, shared_width, split);                        \
+  }                                                                                                                                  \
+  REGISTER(name)
+CHOOSE_GATE_UP_FEW(KERNEL(32 * STREAM_WARPS, experts_few_choose_gate_up), experts_few_choose_gate_up, 6)
+// Of few jobs all blocks, of four warps, fit the device at once with fewer registers, and none runs behind the others.
+CHOOSE_GATE_UP_FEW(KERNEL_OF_MANY(128, 5, experts_few_choose_gate_up_wide), experts_few_choose_gate_up_wide, 4)
+KERNEL(32 * STREAM_WARPS, experts_few_choose_gate_up_codes)(const bf16* x, const void* gate_up, const void* shared_gate_up,
+                                                            const float* factors, const float* shared_factors, const float* logits,
+                                                            uint32_t* chosen, float* weights, bf16* inner, bf16* shared_inner, int rows,
+                                                            int top, int experts, int hidden, int width, int shared_width, int split,
+                                                            int renormalise) {
+  gate_up_few<6, 4, true>(x, gate_up, shared_gate_up, factors, shared_factors, nullptr, {logits, chosen, weights, renormalise}, inner,
+                          shared_inner, rows, top, experts, hidden, width, shared_width, split);
+}
+REGISTER(experts_few_choose_gate_up_codes)
 
 // The downs of one expert's rows: those of `weight` from row `expert` on. `wait` waits once the first of them are asked for.
 template <int AHEAD, class W, class Wait>
@@ -148,16 +185,18 @@ DEV void down_of(const Members& members, const bf16* __restrict__ inner, const W
   }
 }
 // said [assignments, hidden] = inner down^T with the matrix of each row's expert, down [experts, hidden, width], and shared_said [rows,
-// hidden] likewise; weights with factors are codes. A tile is 16 outputs. The first weights are asked for before what lies between is there:
-// the launch before this one lets it start when the choice is.
+// hidden] likewise; weights with factors are codes. A tile is 16 outputs. Where the choice is made by the launch before this one, which
+// lets it start then, the first weights are asked for before what lies between is there.
 template <int CODES>
 DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const void* down, const void* shared_down,
                   const float* factors, const float* shared_factors, const uint32_t* chosen, float* __restrict__ said,
-                  float* __restrict__ shared_said, int rows, int top, int experts, int hidden, int width, int shared_width, int split) {
+                  float* __restrict__ shared_said, int rows, int top, int experts, int hidden, int width, int shared_width, int split, int is_made) {
   let_others_start();
+  if (is_made) await_inputs();
   const int number = number_of(rows, shared_width > 0);
   const bool is_shared = number < 0;
-  const Members members = is_shared ? members_of_shared(rows) : find_members(chosen, rows, top, experts, number);
+  const auto id_of = [&](int i) { return await_word(chosen + i); };
+  const Members members = is_shared ? members_of_shared(rows) : find_members(id_of, rows, top, experts, number);
   if (members.count == 0) {
     await_inputs();  // who is done says so for all before it
     return;
@@ -176,17 +215,17 @@ DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ share
 }
 KERNEL(32 * STREAM_WARPS, experts_few_down)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
                                             const uint32_t* chosen, float* said, float* shared_said, int rows, int top, int experts,
-                                            int hidden, int width, int shared_width, int split) {
+                                            int hidden, int width, int shared_width, int split, int is_made) {
   down_few<0>(inner, shared_inner, down, shared_down, nullptr, nullptr, chosen, said, shared_said, rows, top, experts, hidden, width,
-              shared_width, split);
+              shared_width, split, is_made);
 }
 REGISTER(experts_few_down)
 KERNEL(32 * STREAM_WARPS, experts_few_down_codes)(const bf16* inner, const bf16* shared_inner, const void* down, const void* shared_down,
                                                   const float* factors, const float* shared_factors, const uint32_t* chosen, float* said,
                                                   float* shared_said, int rows, int top, int experts, int hidden, int width,
-                                                  int shared_width, int split) {
+                                                  int shared_width, int split, int is_made) {
   down_few<3>(inner, shared_inner, down, shared_down, factors, shared_factors, chosen, said, shared_said, rows, top, experts, hidden, width,
-              shared_width, split);
+              shared_width, split, is_made);
 }
 REGISTER(experts_few_down_codes)
 
@@ -211,13 +250,14 @@ constexpr int ONE_ROW_WARPS = 16;
 template <int AHEAD, int CODES>
 DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const void* down, const void* shared_down,
                   const float* factors, const float* shared_factors, const uint32_t* chosen, const float* weights, const float* gate, bf16* out,
-                  int top, int hidden, int width, int shared_width) {
+                  int top, int hidden, int width, int shared_width, int is_made) {
   SHARED float said[ONE_ROW_WARPS][STREAM_OUTER];
   let_others_start();
+  if (is_made) await_inputs();
   const int number = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
   const bool is_shared = number == top;
   const int wide = is_shared ? shared_width : width;
-  const size_t row = (is_shared ? 0 : (size_t)read_fresh(chosen + number) * hidden) + blockIdx.x * STREAM_OUTER + g;
+  const size_t row = (is_shared ? 0 : (size_t)await_word(chosen + number) * hidden) + blockIdx.x * STREAM_OUTER + g;
   const bf16* const in = is_shared ? shared_inner : inner + (size_t)number * width;
   const float* const scale = is_shared ? shared_factors : factors;
   const void* const all = is_shared ? shared_down : down;
@@ -248,14 +288,14 @@ DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ share
 }
 KERNEL(32 * ONE_ROW_WARPS, experts_few_down_one)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
                                                  const uint32_t* chosen, const float* weights, const float* gate, bf16* out, int top,
-                                                 int hidden, int width, int shared_width) {
-  down_one<8, 0>(inner, shared_inner, down, shared_down, nullptr, nullptr, chosen, weights, gate, out, top, hidden, width, shared_width);
+                                                 int hidden, int width, int shared_width, int is_made) {
+  down_one<8, 0>(inner, shared_inner, down, shared_down, nullptr, nullptr, chosen, weights, gate, out, top, hidden, width, shared_width, is_made);
 }
 REGISTER(experts_few_down_one)
 KERNEL(32 * ONE_ROW_WARPS, experts_few_down_one_codes)(const bf16* inner, const bf16* shared_inner, const void* down,
                                                        const void* shared_down, const float* factors, const float* shared_factors,
                                                        const uint32_t* chosen, const float* weights, const float* gate, bf16* out, int top,
-                                                       int hidden, int width, int shared_width) {
-  down_one<8, 4>(inner, shared_inner, down, shared_down, factors, shared_factors, chosen, weights, gate, out, top, hidden, width, shared_width);
+                                                       int hidden, int width, int shared_width, int is_made) {
+  down_one<8, 4>(inner, shared_inner, down, shared_down, factors, shared_factors, chosen, weights, gate, out, top, hidden, width, shared_width, is_made);
 }
 REGISTER(experts_few_down_one_codes)

@@ -206,13 +206,8 @@ DEV float of_lane(float v, int lane) {
 DEV void await_inputs() {}
 template <class T> DEV T read_fresh(const T* from) { return *from; }
 DEV void let_others_start() {}
-#define ENDED(name) static thread_local uint32_t name
-DEV void publish() {}
-DEV uint32_t count_up(uint32_t* number, uint32_t last) {
-  const uint32_t before = *number;
-  *number = before >= last ? 0 : before + 1;
-  return before;
-}
+DEV uint32_t await_word(const uint32_t* at) { return *at; }  // launches run one by one
+DEV void write_word(uint32_t* at, uint32_t word) { *at = word; }
 DEV uint32_t lanes_where(bool it_is) {
   const sim::Exchanged all = sim::exchange({it_is});
   uint32_t bits = 0;

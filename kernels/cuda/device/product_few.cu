@@ -1,5 +1,4 @@
 // Several products of the same few rows in one launch.
-#include "choice.cuh"
 #include "norm.cuh"
 #include "stream.cuh"
 
@@ -168,29 +167,29 @@ KERNEL_OF_MANY(32 * STREAM_WARPS, 2, norm_product_few_codes)(const bf16* x, cons
 }
 REGISTER(norm_product_few_codes)
 
-// Scores of experts: logits [rows, experts] = x router^T, gates [rows] = x gate^T where there is a gate of a shared expert, both in fp32, and
-// the choice (choice.cuh), chosen and weights [rows, top], which the last block to end makes, a warp for each row in turn: a launch of its
-// own would take longer.
-ENDED(scored);
+// Scores of experts: logits [rows, experts] = x router^T, gates [rows] = x gate^T where there is a gate of a shared expert, both in fp32. Who
+// multiplies with the experts makes the choice; until then nobody is chosen, of [rows, top].
 template <bool IS_NEAR, class Wait>
-DEV void score(const bf16* router, const bf16* gate, Wait wait, int stride, float* logits, float* gates, uint32_t* chosen, float* weights,
-               int rows, int inner, int split, int experts, int top, int renormalise) {
+DEV void score(const bf16* router, const bf16* gate, Wait wait, int stride, float* logits, float* gates, uint32_t* chosen, int rows, int inner,
+               int split, int experts, int top) {
   const Parts<float> parts = {{router, gate}, {}, {logits, gates}, {experts, gate == nullptr ? 0 : 1}};
-  product_few<16, 0, IS_NEAR>(parts, wait, stride, rows, inner, split);
-  if (!is_last_block(&scored)) return;
-  for (int row = threadIdx.x >> 5; row < rows; row += blockDim.x >> 5)
-    choose(logits + (size_t)row * experts, chosen + row * top, weights + row * top, experts, top, renormalise);
+  const auto waited = [&] {
+    const bf16* const x = wait();
+    for (int i = threadIdx.x; blockIdx.x == 0 && i < rows * top; i += blockDim.x) write_word(chosen + i, NOBODY);
+    return x;
+  };
+  product_few<16, 0, IS_NEAR>(parts, waited, stride, rows, inner, split);
 }
 KERNEL(32 * STREAM_WARPS, scores_few)(const bf16* x, const bf16* router, const bf16* gate, float* logits, float* gates, uint32_t* chosen,
-                                      float* weights, int rows, int inner, int split, int experts, int top, int renormalise) {
-  score<false>(router, gate, ROWS_OF(x), inner, logits, gates, chosen, weights, rows, inner, split, experts, top, renormalise);
+                                      int rows, int inner, int split, int experts, int top) {
+  score<false>(router, gate, ROWS_OF(x), inner, logits, gates, chosen, rows, inner, split, experts, top);
 }
 REGISTER(scores_few)
 // The same of the norms of sums = x + r: normed = sums / rms(sums) * (offset + w), which the first block writes.
 KERNEL(32 * STREAM_WARPS, add_norm_scores_few)(const bf16* x, const bf16* r, const float* w, bf16* sums, bf16* normed, const bf16* router,
-                                               const bf16* gate, float* logits, float* gates, uint32_t* chosen, float* weights, int rows,
-                                               int inner, int split, int experts, int top, int renormalise, float offset, float eps) {
+                                               const bf16* gate, float* logits, float* gates, uint32_t* chosen, int rows, int inner,
+                                               int split, int experts, int top, float offset, float eps) {
   NORMED_ROWS(x, r, w, sums, normed, offset, eps)
-  score<true>(router, gate, wait, stride, logits, gates, chosen, weights, rows, inner, split, experts, top, renormalise);
+  score<true>(router, gate, wait, stride, logits, gates, chosen, rows, inner, split, experts, top);
 }
 REGISTER(add_norm_scores_few)

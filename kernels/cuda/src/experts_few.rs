@@ -1,11 +1,12 @@
 use half::bf16;
 
-use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, is_wide, shares_of, sums_in_place};
+use crate::choice::{FEW_ROWS_OF_EXPERTS, Shares, chooses_in_place, is_wide, shares_of, sums_in_place};
 use crate::codes::Matrix;
+use crate::experts::MOST_EXPERTS;
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
 use crate::product_few::{CHUNK, TILE_OUTER, TILE_ROWS};
-use crate::{Buffer, Device, Error, Experts, Result};
+use crate::{Buffer, Choice, Device, Error, Experts, Result};
 
 /// Outputs of a tile of gate and up: a size of device/experts_few.cu.
 const TILE_INNER: usize = 8;
@@ -30,6 +31,19 @@ impl<E: Float> ExpertWeights<'_, E> {
     }
 }
 
+impl Choice {
+    /// The experts of each row, or where they go.
+    fn experts(&self) -> &Experts {
+        match self {
+            Self::Made(experts) | Self::ToMake { into: experts, .. } => experts,
+        }
+    }
+
+    fn is_made(&self) -> usize {
+        usize::from(matches!(self, Self::Made(_)))
+    }
+}
+
 /// A mixture of experts over few rows.
 pub struct ExpertsFew<'a, E: Float> {
     /// Rows, `[rows, hidden]`.
@@ -39,7 +53,7 @@ pub struct ExpertsFew<'a, E: Float> {
     /// Experts that there are.
     pub experts: usize,
     /// What the rows chose, at most [`FEW_ROWS_OF_EXPERTS`] of them.
-    pub choice: &'a Experts,
+    pub choice: &'a mut Choice,
     /// Those that are chosen from.
     pub routed: ExpertWeights<'a, E>,
     /// The one that all rows share, and its gates before the sigmoid, `[rows]`.
@@ -55,7 +69,7 @@ pub struct ExpertsFew<'a, E: Float> {
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, for other formats than bf16, or too many rows;
 /// [`Error::CallDriver`] when a launch fails.
-pub fn experts_few<E: Float>(device: &Device, run: ExpertsFew<'_, E>) -> Result<()> {
+pub fn experts_few<E: Float>(device: &Device, mut run: ExpertsFew<'_, E>) -> Result<()> {
     let Some(sizes) = run.sizes()? else {
         return Ok(());
     };
@@ -63,7 +77,7 @@ pub fn experts_few<E: Float>(device: &Device, run: ExpertsFew<'_, E>) -> Result<
     let assignments = rows * top;
     let mut inner: Buffer<E> = Buffer::fresh(device, assignments * width, Fresh::Anything)?;
     let mut inner_apart: Buffer<E> = Buffer::fresh(device, rows * apart, Fresh::Anything)?;
-    gate_up(device, &run, sizes, [&mut inner, &mut inner_apart])?;
+    gate_up(device, &mut run, sizes, [&mut inner, &mut inner_apart])?;
     if sums_in_place(rows, top, wide) {
         return down_one(device, run, sizes, [&inner, &inner_apart]);
     }
@@ -103,42 +117,55 @@ impl<E: Float> ExpertsFew<'_, E> {
         if rows == 0 {
             return Ok(None);
         }
-        let Experts { chosen, weights } = self.choice;
+        let Experts { chosen, weights } = self.choice.experts();
         let top = chosen.len() / rows;
-        let fits = top > 0 && top * rows == chosen.len() && weights.len() == chosen.len();
+        let scored = match &*self.choice {
+            Choice::Made(_) => true,
+            Choice::ToMake { logits, .. } => {
+                chooses_in_place(rows, top) && logits.len() == rows * experts && experts <= MOST_EXPERTS
+            }
+        };
+        let fits = top > 0 && top * rows == chosen.len() && weights.len() == chosen.len() && scored;
         Error::unless(fits, "assignments", format!("as many for each of {rows} rows"), chosen.len())?;
         let apart = self.shared.as_ref().map_or(0, |(weights, _)| weights.width);
         let jobs = (rows * top).min(experts) + if apart > 0 { rows.div_ceil(TILE_ROWS) } else { 0 };
         let numbers = [rows, top, experts, hidden, self.routed.width, apart];
         Ok(Some(Sizes { numbers, wide: self.routed.width.max(apart), jobs }))
     }
-
-    /// Matrices of the experts and of the shared one.
-    fn both(
-        &self,
-        of: impl for<'a> Fn(&ExpertWeights<'a, E>) -> Matrix<'a, E>,
-    ) -> [Option<Matrix<'_, E>>; 2] {
-        [Some(of(&self.routed)), self.shared.as_ref().map(|(weights, _)| of(weights))]
-    }
 }
 
 fn gate_up<E: Float>(
     device: &Device,
-    run: &ExpertsFew<'_, E>,
+    run: &mut ExpertsFew<'_, E>,
     Sizes { numbers, wide, jobs }: Sizes,
     [inner, inner_apart]: [&mut Buffer<E>; 2],
 ) -> Result<()> {
     let Shares { split, tiles } = shares_of(run.hidden);
     let (grid, threads) = ([wide.div_ceil(TILE_INNER).div_ceil(tiles), jobs, 1], 32 * split * tiles);
-    let both = run.both(|weights| weights.gate_up);
-    let kernel = match () {
-        () if is_coded(both) => "experts_few_gate_up_codes",
-        () if is_wide(grid[0] * jobs, threads, device.multiprocessors()) => "experts_few_gate_up_wide",
-        () => "experts_few_gate_up",
+    let both = [Some(run.routed.gate_up), run.shared.map(|(weights, _)| weights.gate_up)];
+    let kernel = match run.choice {
+        Choice::Made(_) if is_coded(both) => "experts_few_gate_up_codes",
+        Choice::Made(_) => "experts_few_gate_up",
+        Choice::ToMake { .. } if is_coded(both) => "experts_few_choose_gate_up_codes",
+        Choice::ToMake { .. } if is_wide(grid[0] * jobs, threads, device.multiprocessors()) => {
+            "experts_few_choose_gate_up_wide"
+        }
+        Choice::ToMake { .. } => "experts_few_choose_gate_up",
     };
     let launch = Launch::new(device, kernel, grid, threads).overlapping();
-    let launch = with_weights(launch.read(run.x), both).read(&run.choice.chosen);
-    numbers.into_iter().fold(launch.write(inner).write(inner_apart), Launch::int).int(split).run()
+    let launch = with_weights(launch.read(run.x), both);
+    let (launch, renormalise) = match &mut *run.choice {
+        Choice::Made(Experts { chosen, .. }) => (launch.read(chosen), None),
+        Choice::ToMake { logits, renormalise, into } => {
+            let launch = launch.read(logits).write(&mut into.chosen).write(&mut into.weights);
+            (launch, Some(*renormalise))
+        }
+    };
+    let launch = numbers.into_iter().fold(launch.write(inner).write(inner_apart), Launch::int).int(split);
+    match renormalise {
+        None => launch.run(),
+        Some(renormalise) => launch.int(usize::from(renormalise)).run(),
+    }
 }
 
 fn down<E: Float>(
@@ -150,11 +177,13 @@ fn down<E: Float>(
 ) -> Result<()> {
     let Shares { split, tiles } = shares_of(wide);
     let grid = [run.hidden.div_ceil(TILE_OUTER).div_ceil(tiles), jobs, 1];
-    let both = run.both(|weights| weights.down);
+    let both = [Some(run.routed.down), run.shared.map(|(weights, _)| weights.down)];
     let kernel = if is_coded(both) { "experts_few_down_codes" } else { "experts_few_down" };
     let launch = Launch::new(device, kernel, grid, 32 * split * tiles).overlapping();
-    let launch = with_weights(launch.read(inner).read(inner_apart), both).read(&run.choice.chosen);
-    numbers.into_iter().fold(launch.write(said).write(said_apart), Launch::int).int(split).run()
+    let launch = with_weights(launch.read(inner).read(inner_apart), both);
+    let launch = launch.read(&run.choice.experts().chosen);
+    let launch = numbers.into_iter().fold(launch.write(said).write(said_apart), Launch::int).int(split);
+    launch.int(run.choice.is_made()).run()
 }
 
 fn sum<E: Float>(
@@ -163,7 +192,8 @@ fn sum<E: Float>(
     Sizes { numbers: [rows, top, ..], .. }: Sizes,
     [said, said_apart]: [&Buffer<f32>; 2],
 ) -> Result<()> {
-    let (hidden, weights, gates) = (run.hidden, &run.choice.weights, run.shared.map(|(_, gates)| gates));
+    let (hidden, gates) = (run.hidden, run.shared.map(|(_, gates)| gates));
+    let weights = &run.choice.experts().weights;
     let numbers = [hidden, top, usize::from(gates.is_some())];
     let launch = Launch::new(device, "experts_few_sum", [rows, hidden.div_ceil(128), 1], 128);
     let launch = launch.overlapping().read(said).read(said_apart).read(weights).read_if(gates);
@@ -177,14 +207,15 @@ fn down_one<E: Float>(
     Sizes { numbers: [_, top, _, hidden, width, apart], .. }: Sizes,
     [inner, inner_apart]: [&Buffer<E>; 2],
 ) -> Result<()> {
-    let ExpertsFew { choice: Experts { chosen, weights }, routed, shared, out, .. } = run;
+    let ExpertsFew { choice, routed, shared, out, .. } = run;
+    let Experts { chosen, weights } = choice.experts();
     let (warps, gates) = (top + usize::from(apart > 0), shared.map(|(_, gates)| gates));
     let both = [Some(routed.down), shared.map(|(weights, _)| weights.down)];
     let kernel = if is_coded(both) { "experts_few_down_one_codes" } else { "experts_few_down_one" };
     let launch = Launch::new(device, kernel, [hidden / TILE_OUTER, 1, 1], 32 * warps).overlapping();
     let launch = with_weights(launch.read(inner).read(inner_apart), both);
     let launch = launch.read(chosen).read(weights).read_if(gates).write(out);
-    [top, hidden, width, apart].into_iter().fold(launch, Launch::int).run()
+    [top, hidden, width, apart, choice.is_made()].into_iter().fold(launch, Launch::int).run()
 }
 
 /// Whether the kernel reads codes.

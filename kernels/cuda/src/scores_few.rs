@@ -22,10 +22,25 @@ pub struct Router<'a, E: Float> {
     pub renormalise: bool,
 }
 
+/// The experts of each row.
+pub enum Choice {
+    /// That were chosen.
+    Made(Experts),
+    /// That [`experts_few`](crate::experts_few) chooses, as [`choose_experts`](crate::choose_experts) does.
+    ToMake {
+        /// What they are chosen by, `[rows, experts]`.
+        logits: Buffer<f32>,
+        /// Whether the weights of a row are made to sum to 1.
+        renormalise: bool,
+        /// Where they go: nobody yet.
+        into: Experts,
+    },
+}
+
 /// What a router says of rows.
 pub struct Routed {
     /// The experts of each row.
-    pub choice: Experts,
+    pub choice: Choice,
     /// Gates of the shared expert before the sigmoid, `[rows]`; nothing without one.
     pub gates: Buffer<f32>,
 }
@@ -44,8 +59,8 @@ pub struct SumAndNorm<'a, E: Float> {
     pub out: [&'a mut Buffer<E>; 2],
 }
 
-/// Scores of rows of bf16, `x [rows, inner]`, and [`choose_experts`](crate::choose_experts) of them, in one launch and with the
-/// same bits as [`product_few`](crate::product_few) and that: of at most eight rows, and 256 experts in all.
+/// Scores of rows of bf16, `x [rows, inner]`, with the bits of [`product_few`](crate::product_few), for a choice that the next
+/// launch makes: of at most eight rows, and 256 experts in all.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, for other formats or more rows; [`Error::CallDriver`] when the launch
@@ -90,7 +105,8 @@ struct Scoring {
     rows: [usize; 2],
     grid: Grid,
     logits: Buffer<f32>,
-    routed: Routed,
+    into: Experts,
+    gates: Buffer<f32>,
 }
 
 impl Scoring {
@@ -104,21 +120,13 @@ impl Scoring {
             Error::unless(gate.len() == inner, "the gate of the shared expert", inner, gate.len())?;
         }
         let fits = chooses_in_place(rows, top) && (1..=experts).contains(&top) && experts <= MOST_EXPERTS;
-        let expected = || format!("so few of {rows} rows and {experts} experts that one block chooses them");
+        let expected = || format!("so few of {rows} rows and {experts} experts that blocks choose them");
         Error::unless(fits, "experts of a row", expected(), top)?;
         let grid = Grid::of([rows, inner], [experts, usize::from(gate.is_some())].into_iter());
         let numbers = |len| Buffer::fresh(device, len, Fresh::Anything);
-        let choice = Experts {
-            chosen: Buffer::fresh(device, rows * top, Fresh::Anything)?,
-            weights: numbers(rows * top)?,
-        };
-        let gates = numbers(if gate.is_some() { rows } else { 0 })?;
-        Ok(Self {
-            rows: [rows, inner],
-            grid,
-            logits: numbers(rows * experts)?,
-            routed: Routed { choice, gates },
-        })
+        let chosen = Buffer::fresh(device, rows * top, Fresh::Anything)?;
+        let (into, gates) = (Experts { chosen, weights: numbers(rows * top)? }, gate.map_or(0, |_| rows));
+        Ok(Self { rows: [rows, inner], grid, logits: numbers(rows * experts)?, into, gates: numbers(gates)? })
     }
 
     fn launch<'a>(&self, device: &'a Device, kernel: &str) -> Launch<'a> {
@@ -126,18 +134,17 @@ impl Scoring {
     }
 
     fn run<'a, E: Float>(
-        mut self,
+        self,
         launch: Launch<'a>,
         router: Router<'a, E>,
         last: impl FnOnce(Launch<'_>) -> Launch<'_>,
     ) -> Result<Routed> {
-        let Routed { choice: Experts { chosen, weights }, gates } = &mut self.routed;
-        let launch = launch.read(router.weight).read_if(router.gate).write(&mut self.logits).write(gates);
-        let launch = launch.write(chosen).write(weights);
-        let [rows, inner] = self.rows;
-        let numbers = [rows, inner, self.grid.split, router.experts, router.top];
-        let launch = numbers.into_iter().fold(launch, Launch::int);
-        last(launch.int(usize::from(router.renormalise))).run()?;
-        Ok(self.routed)
+        let Self { rows: [rows, inner], grid, mut logits, mut into, mut gates } = self;
+        let launch = launch.read(router.weight).read_if(router.gate).write(&mut logits).write(&mut gates);
+        let launch = launch.write(&mut into.chosen);
+        let numbers = [rows, inner, grid.split, router.experts, router.top];
+        last(numbers.into_iter().fold(launch, Launch::int)).run()?;
+        let choice = Choice::ToMake { logits, renormalise: router.renormalise, into };
+        Ok(Routed { choice, gates })
     }
 }

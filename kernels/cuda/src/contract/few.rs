@@ -14,9 +14,9 @@ use crate::choice::{
 use crate::codes::Matrix;
 use crate::memory::Float;
 use crate::{
-    Buffer, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormedRows, ProductSize, Routed,
-    Router, SumAndNorm, add_norm_scores_few, choose_experts, experts_few, norm_product_few, product_few,
-    scores_few,
+    Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormedRows, ProductSize,
+    Routed, Router, SumAndNorm, add_norm_scores_few, choose_experts, experts_few, norm_product_few,
+    product_few, scores_few,
 };
 
 /// One product, in the form for its number of rows.
@@ -118,7 +118,7 @@ pub(super) fn add_experts<E: Float>(
         return op::add_experts_apart(device, into, x, experts, shared);
     };
     let mut run =
-        || mixture.add_to(device, &mut into.values, (&x.values, &mixture.routed(device, &x.values)?));
+        || mixture.add_to(device, &mut into.values, (&x.values, &mut mixture.routed(device, &x.values)?));
     run().map_err(failed(OP))
 }
 
@@ -141,7 +141,7 @@ pub(super) fn add_mixture<E: Float>(
     let (weight, offset, eps) = (weight_of(OP, norm, width)?, offset_of(norm.style), norm.eps);
     let mut run = || {
         let mut normed = device.output(rows * width)?;
-        let routed = if adds_in_place(rows, width) && mixture.chooses_in_place() {
+        let mut routed = if adds_in_place(rows, width) && mixture.chooses_in_place() {
             // Other blocks still read the terms while one writes the sums.
             let mut sums = device.output(rows * width)?;
             let out = [&mut sums, &mut normed];
@@ -154,7 +154,7 @@ pub(super) fn add_mixture<E: Float>(
             crate::add_norm(gpu, [&mut x.values, &mut normed], &mixed.values, weight, offset, eps)?;
             mixture.routed(device, &normed)?
         };
-        mixture.add_to(device, &mut x.values, (&normed, &routed))
+        mixture.add_to(device, &mut x.values, (&normed, &mut routed))
     };
     run().map_err(failed(OP))
 }
@@ -219,17 +219,18 @@ impl<'a, E: Float> Mixture<'a, E> {
         let mut parts = vec![FewPart { weight: weight.into(), outer, y: &mut logits }];
         parts.extend(gate.map(|gate| FewPart { weight: gate.into(), outer: 1, y: &mut gates }));
         product_few(gpu, x, rows, parts)?;
-        Ok(Routed { choice: choose_experts(gpu, &logits, outer, top, renormalise)?, gates })
+        let choice = Choice::Made(choose_experts(gpu, &logits, outer, top, renormalise)?);
+        Ok(Routed { choice, gates })
     }
 
     fn add_to(
         &self,
         device: &CudaDevice<E>,
         out: &mut Buffer<E>,
-        (x, Routed { choice, gates }): (&Buffer<E>, &Routed),
+        (x, Routed { choice, gates }): (&Buffer<E>, &mut Routed),
     ) -> crate::Result<()> {
         let (hidden, experts, routed) = (self.hidden, self.shape.experts, self.weights);
-        let shared = self.apart.map(|(weights, _)| (weights, gates));
+        let shared = self.apart.map(|(weights, _)| (weights, &*gates));
         experts_few(&device.device, ExpertsFew { x, hidden, experts, choice, routed, shared, out })
     }
 }

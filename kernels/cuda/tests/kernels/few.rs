@@ -2,7 +2,8 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Buffer, Device, ExpertWeights, Experts, ExpertsFew, add_norm, add_rows, bounds, experts_few, rms_norm,
+    Buffer, Choice, Device, ExpertWeights, Experts, ExpertsFew, add_norm, add_rows, bounds, experts_few,
+    rms_norm,
 };
 use rand::RngExt;
 use rand::seq::IndexedRandom;
@@ -86,10 +87,10 @@ impl Mixture {
         let place = |values: &[bf16]| Buffer::from_slice(device, values).unwrap();
         let matrices = self.matrices.each_ref().map(|weight| weight.place(device));
         let [gate_up, down, shared_gate_up, shared_down] = matrices.each_ref().map(Placed::matrix);
-        let chosen = Experts {
+        let mut choice = Choice::Made(Experts {
             chosen: Buffer::from_slice(device, chosen).unwrap(),
             weights: Buffer::from_slice(device, weights).unwrap(),
-        };
+        });
         let gates = Buffer::from_slice(device, gates).unwrap();
         let shared = ExpertWeights { width: self.apart, gate_up: shared_gate_up, down: shared_down };
         let mut out = place(x);
@@ -97,7 +98,7 @@ impl Mixture {
             x: &place(x),
             hidden: self.hidden,
             experts: self.experts,
-            choice: &chosen,
+            choice: &mut choice,
             routed: ExpertWeights { width: self.width, gate_up, down },
             shared: (self.apart > 0).then_some((shared, &gates)),
             out: &mut out,

@@ -2,8 +2,8 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Attention, AttentionForm, Buffer, Context, Contexts, Device, ExpertWeights, ExpertsFew, FewPart,
-    FullShape, Heads, NormedRows, Routed, Router, SumAndNorm, Token, add_norm, add_norm_scores_few,
+    Attention, AttentionForm, Buffer, Choice, Context, Contexts, Device, ExpertWeights, Experts, ExpertsFew,
+    FewPart, FullShape, Heads, NormedRows, Routed, Router, SumAndNorm, Token, add_norm, add_norm_scores_few,
     attention_as, choose_experts, experts_few, norm_and_store, norm_product_few, product_few, rms_norm,
     scores_few, sigmoid_gate, store_kv,
 };
@@ -32,51 +32,72 @@ fn bits_of(buffer: &Buffer<bf16>) -> Vec<u32> {
     bits(&buffer.read().unwrap().into_iter().map(bf16::to_f32).collect::<Vec<_>>())
 }
 
-/// A mixture over a row.
+/// A mixture over a few rows.
+#[derive(Clone)]
 struct Mixture {
-    /// Experts of the row, experts; hidden, width of an expert, width of the shared one or 0.
-    counts: [usize; 2],
+    /// Rows, experts of each, experts; hidden, width of an expert, width of the shared one or 0.
+    counts: [usize; 3],
     sizes: [usize; 3],
     x: Vec<bf16>,
     scores: Vec<f32>,
-    gate: f32,
+    gates: Vec<f32>,
     matrices: [Weight; 4],
+}
+
+/// How a mixture runs.
+#[derive(Clone, Copy)]
+struct Form {
+    /// The choice is made in the launch that needs it.
+    chooses: bool,
+    renormalise: bool,
+    /// All rows so many times.
+    times: usize,
 }
 
 impl Mixture {
     /// `is_coded`: the experts that are chosen from, and the shared one.
-    fn random(counts: [usize; 2], sizes: [usize; 3], [routed, shared]: [bool; 2]) -> Self {
-        let ([_, experts], [hidden, width, apart]) = (counts, sizes);
+    fn random(counts: [usize; 3], sizes: [usize; 3], [routed, shared]: [bool; 2]) -> Self {
+        let ([rows, _, experts], [hidden, width, apart]) = (counts, sizes);
         let weight = |shape: [usize; 3], is_coded: bool| match is_coded {
             true => Weight::coded(shape, BLOCKS, 0.1),
             false => Weight::wide(shape.iter().product(), 0.1),
         };
         let mut rng = fresh();
         // Few different values, so that there are ties.
-        let scores = (0..experts).map(|_| rng.random_range(-20..20) as f32 / 4.0).collect();
+        let scores = (0..rows * experts).map(|_| rng.random_range(-20..20) as f32 / 4.0).collect();
         let matrices = [
             weight([experts, 2 * width, hidden], routed),
             weight([experts, hidden, width], routed),
             weight([1, 2 * apart, hidden], shared),
             weight([1, hidden, apart], shared),
         ];
-        Self { counts, sizes, x: random(hidden, 1.0), scores, gate: exact(1)[0], matrices }
+        Self { counts, sizes, x: random(rows * hidden, 1.0), scores, gates: exact(rows), matrices }
     }
 
-    /// What is added to the row itself, where it is there so many times.
-    fn run(&self, device: &Device, rows: usize) -> Vec<u32> {
-        let ([top, experts], [hidden, width, apart]) = (self.counts, self.sizes);
+    /// What is added to the rows themselves.
+    fn run(&self, device: &Device, Form { chooses, renormalise, times }: Form) -> Vec<u32> {
+        let ([rows, top, experts], [hidden, width, apart]) = (self.counts, self.sizes);
         let matrices = self.matrices.each_ref().map(|weight| weight.place(device));
         let [gate_up, down, shared_gate_up, shared_down] = matrices.each_ref().map(Placed::matrix);
-        let logits = Buffer::from_slice(device, &self.scores.repeat(rows)).unwrap();
-        let gates = Buffer::from_slice(device, &vec![self.gate; rows]).unwrap();
+        let [logits, gates] = [&self.scores, &self.gates]
+            .map(|values| Buffer::from_slice(device, &values.repeat(times)).unwrap());
         let shared = ExpertWeights { width: apart, gate_up: shared_gate_up, down: shared_down };
-        let mut out = place(device, &self.x.repeat(rows));
+        let mut out = place(device, &self.x.repeat(times));
+        let mut choice = if chooses {
+            let assignments = times * rows * top;
+            let into = Experts {
+                chosen: Buffer::from_slice(device, &vec![u32::MAX; assignments]).unwrap(),
+                weights: Buffer::from_slice(device, &vec![f32::NAN; assignments]).unwrap(),
+            };
+            Choice::ToMake { logits, renormalise, into }
+        } else {
+            Choice::Made(choose_experts(device, &logits, experts, top, renormalise).unwrap())
+        };
         let run = ExpertsFew {
-            x: &place(device, &self.x.repeat(rows)),
+            x: &place(device, &self.x.repeat(times)),
             hidden,
             experts,
-            choice: &choose_experts(device, &logits, experts, top, true).unwrap(),
+            choice: &mut choice,
             routed: ExpertWeights { width, gate_up, down },
             shared: (apart > 0).then_some((shared, &gates)),
             out: &mut out,
@@ -87,26 +108,66 @@ impl Mixture {
 }
 
 #[test]
-fn what_experts_say_of_one_row_has_the_bits_of_what_they_say_of_several() {
-    // As many experts as have a warp each, and more; sums of one warp, and longer ones; codes.
+fn experts_chosen_and_summed_in_place_have_the_bits_of_the_launches_apart() {
+    // Fewer assignments than experts, and more; of one row as many experts as have a warp each, and more; sums of one warp,
+    // and longer ones; more experts than a lane keeps at best; codes.
     for (counts, sizes, is_coded) in [
-        ([8, 40], [96, 32, 64], [false; 2]),
-        ([1, 1], [2080, 32, 32], [false; 2]),
-        ([15, 17], [96, 512, 480], [false; 2]),
-        ([16, 17], [64, 32, 32], [false; 2]),
-        ([3, 4], [64, 544, 32], [false; 2]),
-        ([4, 4], [64, 32, 0], [false; 2]),
-        ([8, 40], [128, 64, 64], [true; 2]),
-        ([7, 9], [128, 512, 64], [false, true]),
-        ([7, 9], [128, 64, 512], [true, false]),
+        ([1, 8, 40], [96, 32, 64], [false; 2]),
+        ([2, 3, 300], [288, 32, 0], [false; 2]),
+        ([7, 2, 9], [64, 544, 32], [false; 2]),
+        ([8, 3, 5], [544, 32, 96], [false; 2]),
+        ([1, 1, 1], [2080, 32, 32], [false; 2]),
+        ([1, 15, 17], [96, 512, 480], [false; 2]),
+        ([1, 16, 17], [64, 32, 32], [false; 2]),
+        ([1, 3, 4], [64, 544, 32], [false; 2]),
+        ([1, 4, 4], [64, 32, 0], [false; 2]),
+        ([1, 8, 40], [128, 64, 64], [true; 2]),
+        ([7, 2, 9], [64, 576, 32], [true, false]),
+        ([2, 3, 5], [192, 64, 0], [true, false]),
+        ([1, 7, 9], [128, 512, 64], [false, true]),
+        ([1, 7, 9], [128, 64, 512], [true, false]),
     ] {
         let mixture = Mixture::random(counts, sizes, is_coded);
-        on_devices(|device| {
-            let (one, two) = (mixture.run(device, 1), mixture.run(device, 2));
-            assert!(one.iter().all(|&bits| f32::from_bits(bits).is_finite()));
-            assert!(two == one.repeat(2), "{counts:?}, {sizes:?}: other bits");
-            one
-        });
+        for renormalise in [false, true] {
+            on_devices(|device| {
+                let run = |chooses, times| mixture.run(device, Form { chooses, renormalise, times });
+                let (apart, fused) = (run(false, 2), run(true, 1));
+                assert!(apart.iter().all(|&bits| f32::from_bits(bits).is_finite()));
+                assert!(apart == fused.repeat(2), "{counts:?}, {sizes:?}: other bits");
+                fused
+            });
+        }
+    }
+}
+
+#[test]
+fn scores_that_are_no_numbers_are_their_own_rows_alone() {
+    // Fewer assignments than experts, more, and all of them for every row; a row alone.
+    for counts in [[3, 4, 40], [4, 3, 5], [3, 5, 5], [8, 32, 32], [1, 4, 9]] {
+        let [rows, _, experts] = counts;
+        let mut odd = Mixture::random(counts, [64, 32, 32], [false; 2]);
+        let scores = odd.scores.clone();
+        odd.scores[..experts].fill(f32::NAN);
+        if rows > 2 {
+            odd.scores[2 * experts..][..3].copy_from_slice(&[f32::INFINITY, f32::NAN, f32::NEG_INFINITY]);
+        }
+        for renormalise in [false, true] {
+            on_devices(|device| {
+                let form = |chooses| Form { chooses, renormalise, times: 1 };
+                let [apart, fused] = [false, true].map(|chooses| odd.run(device, form(chooses)));
+                let same =
+                    |(x, y): (&u32, &u32)| x == y || [x, y].iter().all(|&&x| f32::from_bits(x).is_nan());
+                assert!(apart.iter().zip(&fused).all(same), "{counts:?}: other bits");
+                let right = Mixture { scores: scores.clone(), ..odd.clone() }.run(device, form(true));
+                for (row, (found, right)) in fused.chunks(64).zip(right.chunks(64)).enumerate() {
+                    match [0, 2].contains(&row) {
+                        true => assert!(found.iter().all(|&x| f32::from_bits(x).is_nan())),
+                        false => assert_eq!(found, right, "{counts:?}: row {row}"),
+                    }
+                }
+                fused
+            });
+        }
     }
 }
 
@@ -124,11 +185,7 @@ struct Scored {
 impl Scored {
     fn random(rows: [usize; 2], counts: [usize; 2], has_gate: bool) -> Self {
         let [count, inner] = rows;
-        // Experts that are the same have the same score.
-        let mut router = random(counts[1] * inner, 0.05);
-        if counts[1] > 3 {
-            router.copy_within(0..inner, 3 * inner);
-        }
+        let router = random(counts[1] * inner, 0.05);
         let gate = has_gate.then(|| random(inner, 0.05));
         Self { rows, counts, x: random(count * inner, 1.0), router, gate }
     }
@@ -143,9 +200,9 @@ impl Scored {
         Router { weight, experts, gate, top, renormalise }
     }
 
-    /// Experts, their weights, and gates of rows `x`, by the launches apart.
-    fn apart(&self, device: &Device, x: &Buffer<bf16>, renormalise: bool) -> [Vec<u32>; 3] {
-        let ([rows, inner], [top, experts]) = (self.rows, self.counts);
+    /// Scores and gates of rows `x`, by a launch of products.
+    fn apart(&self, device: &Device, x: &Buffer<bf16>) -> [Vec<u32>; 2] {
+        let ([rows, _], [_, experts]) = (self.rows, self.counts);
         let nan = |len: usize| Buffer::from_slice(device, &vec![f32::NAN; len]).unwrap();
         let (mut logits, mut gates) = (nan(rows * experts), nan(rows));
         let (router, gate) =
@@ -155,20 +212,25 @@ impl Scored {
             parts.push(FewPart { weight: gate.into(), outer: 1, y: &mut gates });
         }
         product_few(device, x, self.rows, parts).unwrap();
-        let choice = choose_experts(device, &logits, experts, top, renormalise).unwrap();
         let gates = if gate.is_some() { bits(&gates.read().unwrap()) } else { Vec::new() };
-        assert_eq!(x.len(), rows * inner);
-        [choice.chosen.read().unwrap(), bits(&choice.weights.read().unwrap()), gates]
+        [bits(&logits.read().unwrap()), gates]
     }
 }
 
-fn of_routed(routed: &Routed) -> [Vec<u32>; 3] {
-    let Routed { choice, gates } = routed;
-    [choice.chosen.read().unwrap(), bits(&choice.weights.read().unwrap()), bits(&gates.read().unwrap())]
+/// Scores and gates; nobody is chosen yet.
+fn of_routed(routed: &Routed) -> [Vec<u32>; 2] {
+    let scores = match &routed.choice {
+        Choice::ToMake { logits, into, .. } => {
+            assert!(into.chosen.read().unwrap().iter().all(|&id| id == u32::MAX));
+            logits.read().unwrap()
+        }
+        Choice::Made(_) => Vec::new(),
+    };
+    [bits(&scores), bits(&routed.gates.read().unwrap())]
 }
 
 #[test]
-fn experts_that_the_last_block_chooses_are_those_of_the_launches_apart() {
+fn scores_of_few_rows_have_the_bits_of_their_products() {
     for (rows, counts, has_gate) in [
         ([1, 2048], [8, 256], true),
         ([1, 32], [1, 1], false),
@@ -176,39 +238,21 @@ fn experts_that_the_last_block_chooses_are_those_of_the_launches_apart() {
         ([7, 64], [9, 9], true),
         ([8, 96], [32, 40], false),
     ] {
-        let mut scored = Scored::random(rows, counts, has_gate);
-        for is_odd in [false, true] {
-            // A row that is no number is nobody else's.
-            if is_odd {
-                scored.x[rows[1] / 2] = bf16::NAN;
-            }
-            for renormalise in [false, true] {
-                on_devices(|device| {
-                    let x = place(device, &scored.x);
-                    let weight = place(device, &scored.router);
-                    let gate = scored.gate.as_ref().map(|gate| place(device, gate));
-                    let router = scored.router(&weight, gate.as_ref(), renormalise);
-                    let apart = scored.apart(device, &x, renormalise);
-                    // Once more: what counts blocks begins anew.
-                    for _ in 0..2 {
-                        let found = of_routed(&scores_few(device, &x, rows, router).unwrap());
-                        let same = |(x, y): (&u32, &u32)| {
-                            x == y || [x, y].iter().all(|&&x| f32::from_bits(x).is_nan())
-                        };
-                        for (found, apart) in found.iter().zip(&apart) {
-                            assert_eq!(found.len(), apart.len());
-                            assert!(found.iter().zip(apart).all(same), "{rows:?}, {counts:?}: other bits");
-                        }
-                    }
-                    apart
-                });
-            }
-        }
+        let scored = Scored::random(rows, counts, has_gate);
+        on_devices(|device| {
+            let (x, weight) = (place(device, &scored.x), place(device, &scored.router));
+            let gate = scored.gate.as_ref().map(|gate| place(device, gate));
+            let router = scored.router(&weight, gate.as_ref(), true);
+            let found = of_routed(&scores_few(device, &x, rows, router).unwrap());
+            assert!(found.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
+            assert!(found == scored.apart(device, &x), "{rows:?}, {counts:?}: other bits");
+            found
+        });
     }
 }
 
 #[test]
-fn a_step_of_more_rows_is_not_chosen_by_one_block() {
+fn a_step_of_more_rows_does_not_choose_in_every_block() {
     on_devices(|device| {
         let scored = Scored::random([9, 32], [2, 4], false);
         let weight = place(device, &scored.router);
@@ -245,14 +289,12 @@ fn sums_norms_and_scores_in_one_have_the_bits_of_the_launches_apart() {
                 } else {
                     add_norm(device, [&mut x, &mut normed], &r, &norm, 1.0, EPS).unwrap();
                     sums = x;
-                    scored.apart(device, &normed, true)
+                    scored.apart(device, &normed)
                 };
-                let [chosen, weights, gates] = routed;
-                [bits_of(&sums), bits_of(&normed), chosen, weights, gates]
+                let [logits, gates] = routed;
+                [bits_of(&sums), bits_of(&normed), logits, gates]
             });
-            for values in [0, 1, 3, 4] {
-                assert!(fused[values].iter().all(|&bits| f32::from_bits(bits).is_finite()));
-            }
+            assert!(fused.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
             assert!(fused == apart, "{rows:?}: other bits");
             fused
         });
