@@ -1,6 +1,6 @@
 // A mixture of experts for few rows: every weight that somebody chose streams once, and nothing is sorted. A block finds the rows of its
-// expert in the choices by itself, and of very few rows it makes the choices for gates and ups too: that is less than a launch. The expert that
-// all rows share rides along.
+// expert in the choices by itself; of one row it makes the choice for gates and ups too: all blocks run at once then, and that is less than a
+// launch. The expert that all rows share rides along.
 #include "choice.cuh"
 #include "stream.cuh"
 
@@ -105,7 +105,7 @@ DEV void gate_up_few(const bf16* __restrict__ x, const void* gate_up, const void
     sync();
     for (int i = threadIdx.x; gives && i < rows * top; i += blockDim.x) write_word(scores.chosen + i, made[i]);
   }
-  const auto id_of = [&](int i) { return MAKES ? made[i] : read_fresh(chosen + i); };
+  const auto id_of = [&](int i) { return MAKES ? made[i] : chosen[i]; };
   const Members members = is_shared ? members_of_shared(rows) : find_members(id_of, rows, top, experts, number);
   if (members.count == 0) return;
   const int wide = is_shared ? shared_width : width, each = is_shared ? 1 : top;
@@ -195,7 +195,7 @@ DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ share
   if (is_made) await_inputs();
   const int number = number_of(rows, shared_width > 0);
   const bool is_shared = number < 0;
-  const auto id_of = [&](int i) { return await_word(chosen + i); };
+  const auto id_of = [&](int i) { return is_made ? chosen[i] : await_word(chosen + i); };
   const Members members = is_shared ? members_of_shared(rows) : find_members(id_of, rows, top, experts, number);
   if (members.count == 0) {
     await_inputs();  // who is done says so for all before it
@@ -257,7 +257,7 @@ DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ share
   const int number = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
   const bool is_shared = number == top;
   const int wide = is_shared ? shared_width : width;
-  const size_t row = (is_shared ? 0 : (size_t)await_word(chosen + number) * hidden) + blockIdx.x * STREAM_OUTER + g;
+  const size_t row = (is_shared ? 0 : (size_t)(is_made ? chosen[number] : await_word(chosen + number)) * hidden) + blockIdx.x * STREAM_OUTER + g;
   const bf16* const in = is_shared ? shared_inner : inner + (size_t)number * width;
   const float* const scale = is_shared ? shared_factors : factors;
   const void* const all = is_shared ? shared_down : down;

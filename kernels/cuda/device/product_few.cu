@@ -167,29 +167,18 @@ KERNEL_OF_MANY(32 * STREAM_WARPS, 2, norm_product_few_codes)(const bf16* x, cons
 }
 REGISTER(norm_product_few_codes)
 
-// Scores of experts: logits [rows, experts] = x router^T, gates [rows] = x gate^T where there is a gate of a shared expert, both in fp32. Who
-// multiplies with the experts makes the choice; until then nobody is chosen, of [rows, top].
-template <bool IS_NEAR, class Wait>
-DEV void score(const bf16* router, const bf16* gate, Wait wait, int stride, float* logits, float* gates, uint32_t* chosen, int rows, int inner,
-               int split, int experts, int top) {
-  const Parts<float> parts = {{router, gate}, {}, {logits, gates}, {experts, gate == nullptr ? 0 : 1}};
-  const auto waited = [&] {
-    const bf16* const x = wait();
-    for (int i = threadIdx.x; blockIdx.x == 0 && i < rows * top; i += blockDim.x) write_word(chosen + i, NOBODY);
-    return x;
-  };
-  product_few<16, 0, IS_NEAR>(parts, waited, stride, rows, inner, split);
-}
-KERNEL(32 * STREAM_WARPS, scores_few)(const bf16* x, const bf16* router, const bf16* gate, float* logits, float* gates, uint32_t* chosen,
-                                      int rows, int inner, int split, int experts, int top) {
-  score<false>(router, gate, ROWS_OF(x), inner, logits, gates, chosen, rows, inner, split, experts, top);
-}
-REGISTER(scores_few)
-// The same of the norms of sums = x + r: normed = sums / rms(sums) * (offset + w), which the first block writes.
+// The same of sums = x + r and normed = sums / rms(sums) * (offset + w), which the first block writes, with a router and, where there is one,
+// the gate of a shared expert: logits [rows, experts], gates [rows], both in fp32. Nobody is chosen yet, of [rows, top].
 KERNEL(32 * STREAM_WARPS, add_norm_scores_few)(const bf16* x, const bf16* r, const float* w, bf16* sums, bf16* normed, const bf16* router,
                                                const bf16* gate, float* logits, float* gates, uint32_t* chosen, int rows, int inner,
                                                int split, int experts, int top, float offset, float eps) {
   NORMED_ROWS(x, r, w, sums, normed, offset, eps)
-  score<true>(router, gate, wait, stride, logits, gates, chosen, rows, inner, split, experts, top);
+  const auto waited = [&] {
+    const bf16* const rows_of_norms = wait();
+    for (int i = threadIdx.x; blockIdx.x == 0 && i < rows * top; i += blockDim.x) write_word(chosen + i, NOBODY);
+    return rows_of_norms;
+  };
+  const Parts<float> parts = {{router, gate}, {}, {logits, gates}, {experts, gate == nullptr ? 0 : 1}};
+  product_few<16, 0, true>(parts, waited, stride, rows, inner, split);
 }
 REGISTER(add_norm_scores_few)

@@ -127,12 +127,12 @@ pub(crate) fn is_few_experts(rows: usize, top: usize, experts: usize, widths: &[
 /// Rows up to which launches of decode that move next to nothing ride in those beside them: below it a launch costs more than
 /// what blocks then do in vain.
 const FUSED_ROWS: usize = 8;
-/// Assignments of a step of which every block keeps a list: a size of device/experts_few.cu.
-const FUSED_ASSIGNMENTS: usize = 256;
+/// Experts of a row of which every block keeps a list: a size of device/experts_few.cu.
+const MOST_CHOSEN: usize = 256;
 
-/// Whether blocks choose the `top` experts of `rows` rows by themselves.
+/// Whether blocks choose the `top` experts of `rows` rows by themselves: of one row they all run at once, and do it but once.
 pub(crate) fn chooses_in_place(rows: usize, top: usize) -> bool {
-    rows <= FUSED_ROWS && rows * top <= FUSED_ASSIGNMENTS
+    rows == 1 && top <= MOST_CHOSEN
 }
 
 /// Whether norms and gates of `rows` rows are made in the launches before or behind them.
@@ -271,7 +271,7 @@ mod tests {
         assert!(!is_few_experts(129, 1, 256, &[2048]) && !is_few_experts(1, 1, 2, &[2048, 40]));
         assert!(reads_deep(1056, 132) && !reads_deep(1057, 132));
         assert!(is_wide(576, 128, 132) && !is_wide(576, 256, 132) && !is_wide(17 * 64, 128, 132));
-        assert!(chooses_in_place(8, 32) && !chooses_in_place(9, 1) && !chooses_in_place(8, 33));
+        assert!(chooses_in_place(1, 256) && !chooses_in_place(2, 1) && !chooses_in_place(1, 257));
         assert!(adds_in_place(2, 8192) && !adds_in_place(3, 64) && !adds_in_place(1, 8224));
         assert!(norms_in_product(1, 257) && !norms_in_product(1, 256) && !norms_in_product(3, 2048));
         assert!(sums_in_place(1, 15, 512) && !sums_in_place(2, 1, 512));

@@ -97,7 +97,7 @@ pub use rotate::state_rotate;
 pub use rows::{
     Experts, TopLogits, TopOfRow, add_rows, choose_experts, gather_rows, sigmoid_gate, swiglu, top_logits,
 };
-pub use scores_few::{Choice, Routed, Router, SumAndNorm, add_norm_scores_few, scores_few};
+pub use scores_few::{Choice, Routed, Router, SumAndNorm, add_norm_scores_few};
 pub use sums::sum_ranks;
 pub use view::{Family, Program, Rows, Sequence, Sequences, Shape, Step, StoredAs, Summary};
 

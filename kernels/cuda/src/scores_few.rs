@@ -1,6 +1,6 @@
 use half::bf16;
 
-use crate::choice::{adds_in_place, chooses_in_place};
+use crate::choice::adds_in_place;
 use crate::experts::MOST_EXPERTS;
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
@@ -59,29 +59,13 @@ pub struct SumAndNorm<'a, E: Float> {
     pub out: [&'a mut Buffer<E>; 2],
 }
 
-/// Scores of rows of bf16, `x [rows, inner]`, with the bits of [`product_few`](crate::product_few), for a choice that the next
-/// launch makes: of at most eight rows, and 256 experts in all.
+/// [`add_norm`](crate::add_norm) into rows of their own, and scores of the norms with the bits of
+/// [`product_few`](crate::product_few), in one launch: of at most two rows of bf16, 8192 wide, and 256 experts in all. The
+/// choice is left to who needs it.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, for other formats or more rows; [`Error::CallDriver`] when the launch
 /// fails.
-pub fn scores_few<E: Float>(
-    device: &Device,
-    x: &Buffer<E>,
-    rows: [usize; 2],
-    router: Router<'_, E>,
-) -> Result<Routed> {
-    Error::unless(x.len() == rows[0] * rows[1], "the rows", rows[0] * rows[1], x.len())?;
-    let scores = Scoring::new(device, rows, router)?;
-    let launch = scores.launch(device, "scores_few").read(x);
-    scores.run(launch, router, |launch| launch)
-}
-
-/// [`add_norm`](crate::add_norm) into rows of their own, and [`scores_few`] of the norms, in one launch and with the same
-/// bits: of at most two rows, 8192 wide.
-///
-/// # Errors
-/// As [`scores_few`], and for more rows.
 pub fn add_norm_scores_few<E: Float>(
     device: &Device,
     run: SumAndNorm<'_, E>,
@@ -89,62 +73,35 @@ pub fn add_norm_scores_few<E: Float>(
     router: Router<'_, E>,
 ) -> Result<Routed> {
     let SumAndNorm { terms: [x, r], weight, offset, eps, out: [sums, normed] } = run;
+    let Router { weight: scores, experts, gate, top, renormalise } = router;
+    Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
     Error::unless(adds_in_place(rows, inner), "rows", "so few that each block adds them up", rows)?;
-    for len in [x.len(), r.len(), sums.len(), normed.len()] {
-        Error::unless(len == rows * inner, "the rows", rows * inner, len)?;
+    let whole = inner.is_multiple_of(CHUNK) && inner > 0;
+    Error::unless(whole, "terms of a sum", "a multiple of 32", inner)?;
+    for (what, found, expected) in [
+        ("the rows", x.len(), rows * inner),
+        ("the rows", r.len(), rows * inner),
+        ("the sums", sums.len(), rows * inner),
+        ("the norms", normed.len(), rows * inner),
+        ("the norm's weight", weight.len(), inner),
+        ("the router", scores.len(), experts * inner),
+        ("the gate of the shared expert", gate.map_or(inner, Buffer::len), inner),
+    ] {
+        Error::unless(found == expected, what, expected, found)?;
     }
-    Error::unless(weight.len() == inner, "the norm's weight", inner, weight.len())?;
-    let scores = Scoring::new(device, [rows, inner], router)?;
-    let launch = scores.launch(device, "add_norm_scores_few").shared(room_of::<E>([rows, inner]));
-    let launch = launch.read(x).read(r).read(weight).write(sums).write(normed);
-    scores.run(launch, router, |launch| launch.float(offset).float(eps))
-}
-
-/// A launch of scores, after a check of its sizes, and what it writes.
-struct Scoring {
-    rows: [usize; 2],
-    grid: Grid,
-    logits: Buffer<f32>,
-    into: Experts,
-    gates: Buffer<f32>,
-}
-
-impl Scoring {
-    fn new<E: Float>(device: &Device, [rows, inner]: [usize; 2], router: Router<'_, E>) -> Result<Self> {
-        let Router { weight, experts, gate, top, .. } = router;
-        Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
-        let whole = inner.is_multiple_of(CHUNK) && inner > 0;
-        Error::unless(whole, "terms of a sum", "a multiple of 32", inner)?;
-        Error::unless(weight.len() == experts * inner, "the router", experts * inner, weight.len())?;
-        if let Some(gate) = gate {
-            Error::unless(gate.len() == inner, "the gate of the shared expert", inner, gate.len())?;
-        }
-        let fits = chooses_in_place(rows, top) && (1..=experts).contains(&top) && experts <= MOST_EXPERTS;
-        let expected = || format!("so few of {rows} rows and {experts} experts that blocks choose them");
-        Error::unless(fits, "experts of a row", expected(), top)?;
-        let grid = Grid::of([rows, inner], [experts, usize::from(gate.is_some())].into_iter());
-        let numbers = |len| Buffer::fresh(device, len, Fresh::Anything);
-        let chosen = Buffer::fresh(device, rows * top, Fresh::Anything)?;
-        let (into, gates) = (Experts { chosen, weights: numbers(rows * top)? }, gate.map_or(0, |_| rows));
-        Ok(Self { rows: [rows, inner], grid, logits: numbers(rows * experts)?, into, gates: numbers(gates)? })
-    }
-
-    fn launch<'a>(&self, device: &'a Device, kernel: &str) -> Launch<'a> {
-        Launch::new(device, kernel, self.grid.blocks, self.grid.threads).overlapping()
-    }
-
-    fn run<'a, E: Float>(
-        self,
-        launch: Launch<'a>,
-        router: Router<'a, E>,
-        last: impl FnOnce(Launch<'_>) -> Launch<'_>,
-    ) -> Result<Routed> {
-        let Self { rows: [rows, inner], grid, mut logits, mut into, mut gates } = self;
-        let launch = launch.read(router.weight).read_if(router.gate).write(&mut logits).write(&mut gates);
-        let launch = launch.write(&mut into.chosen);
-        let numbers = [rows, inner, grid.split, router.experts, router.top];
-        last(numbers.into_iter().fold(launch, Launch::int)).run()?;
-        let choice = Choice::ToMake { logits, renormalise: router.renormalise, into };
-        Ok(Routed { choice, gates })
-    }
+    let fits = (1..=experts).contains(&top) && experts <= MOST_EXPERTS;
+    Error::unless(fits, "experts of a row", format!("1 to {experts}, of at most {MOST_EXPERTS}"), top)?;
+    let numbers = |len| Buffer::fresh(device, len, Fresh::Anything);
+    let (mut logits, mut gates) = (numbers(rows * experts)?, numbers(gate.map_or(0, |_| rows))?);
+    let chosen = Buffer::fresh(device, rows * top, Fresh::Anything)?;
+    let mut into = Experts { chosen, weights: numbers(rows * top)? };
+    let Grid { blocks, threads, split } =
+        Grid::of([rows, inner], [experts, usize::from(gate.is_some())].into_iter());
+    let launch = Launch::new(device, "add_norm_scores_few", blocks, threads).overlapping();
+    let launch = launch.shared(room_of::<E>([rows, inner])).read(x).read(r).read(weight);
+    let launch = launch.write(sums).write(normed).read(scores).read_if(gate);
+    let launch = launch.write(&mut logits).write(&mut gates).write(&mut into.chosen);
+    let launch = [rows, inner, split, experts, top].into_iter().fold(launch, Launch::int);
+    launch.float(offset).float(eps).run()?;
+    Ok(Routed { choice: Choice::ToMake { logits, renormalise, into }, gates })
 }

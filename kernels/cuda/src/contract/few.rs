@@ -16,7 +16,7 @@ use crate::memory::Float;
 use crate::{
     Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormedRows, ProductSize,
     Routed, Router, SumAndNorm, add_norm_scores_few, choose_experts, experts_few, norm_product_few,
-    product_few, scores_few,
+    product_few,
 };
 
 /// One product, in the form for its number of rows.
@@ -141,14 +141,14 @@ pub(super) fn add_mixture<E: Float>(
     let (weight, offset, eps) = (weight_of(OP, norm, width)?, offset_of(norm.style), norm.eps);
     let mut run = || {
         let mut normed = device.output(rows * width)?;
-        let mut routed = if adds_in_place(rows, width) && mixture.chooses_in_place() {
+        let mut routed = if adds_in_place(rows, width) {
             // Other blocks still read the terms while one writes the sums.
             let mut sums = device.output(rows * width)?;
             let out = [&mut sums, &mut normed];
             let sum = SumAndNorm { terms: [&x.values, &mixed.values], weight, offset, eps, out };
             let routed = add_norm_scores_few(&device.device, sum, [rows, width], mixture.route())?;
             x.values = sums;
-            routed
+            mixture.chosen(device, routed)?
         } else {
             let gpu = &device.device;
             crate::add_norm(gpu, [&mut x.values, &mut normed], &mixed.values, weight, offset, eps)?;
@@ -199,10 +199,6 @@ impl<'a, E: Float> Mixture<'a, E> {
         Ok(Some(Self { rows, hidden, shape, router, weights, apart }))
     }
 
-    fn chooses_in_place(&self) -> bool {
-        chooses_in_place(self.rows, self.shape.top)
-    }
-
     fn route(&self) -> Router<'a, E> {
         let ExpertShape { experts, top, renormalise, .. } = self.shape;
         let gate = self.apart.map(|(_, gate)| gate);
@@ -211,9 +207,6 @@ impl<'a, E: Float> Mixture<'a, E> {
 
     fn routed(&self, device: &CudaDevice<E>, x: &Buffer<E>) -> crate::Result<Routed> {
         let (gpu, rows) = (&device.device, [self.rows, self.hidden]);
-        if self.chooses_in_place() {
-            return scores_few(gpu, x, rows, self.route());
-        }
         let Router { weight, experts: outer, gate, top, renormalise } = self.route();
         let (mut logits, mut gates) = (device.output(self.rows * outer)?, device.output(self.rows)?);
         let mut parts = vec![FewPart { weight: weight.into(), outer, y: &mut logits }];
@@ -221,6 +214,20 @@ impl<'a, E: Float> Mixture<'a, E> {
         product_few(gpu, x, rows, parts)?;
         let choice = Choice::Made(choose_experts(gpu, &logits, outer, top, renormalise)?);
         Ok(Routed { choice, gates })
+    }
+
+    /// The choice of more than one row is a launch of its own.
+    fn chosen(&self, device: &CudaDevice<E>, routed: Routed) -> crate::Result<Routed> {
+        let ExpertShape { experts, top, .. } = self.shape;
+        match routed {
+            Routed { choice: Choice::ToMake { logits, renormalise, .. }, gates }
+                if !chooses_in_place(self.rows, top) =>
+            {
+                let choice = choose_experts(&device.device, &logits, experts, top, renormalise)?;
+                Ok(Routed { choice: Choice::Made(choice), gates })
+            }
+            routed => Ok(routed),
+        }
     }
 
     fn add_to(
