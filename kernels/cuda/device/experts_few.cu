@@ -21,19 +21,25 @@ DEV Members members_of_shared(int rows) {
   const int first = blockIdx.y * STREAM_ROWS;
   return {nullptr, first, rows - first < STREAM_ROWS ? rows - first : STREAM_ROWS, 0};
 }
-// Every warp makes its own list. `id_of` says whom assignment i chose.
-template <class Ids> DEV Members find_members(Ids id_of, int rows, int top, int experts, int number) {
+// Of one row, each of whose experts is chosen once; `id_of` says which one choice i is.
+template <class Ids> DEV Members member_of_row(Ids id_of, int top, int experts, int number) {
+  if (top < experts) return {nullptr, number, 1, id_of(number)};
+  int i = 0;
+  while (i + 1 < top && id_of(i) != (uint32_t)number) ++i;
+  return {nullptr, i, 1, (uint32_t)number};
+}
+// Every warp makes its own list.
+DEV Members find_members(const uint32_t* chosen, int rows, int top, int experts, int number) {
   SHARED uint32_t lists[STREAM_WARPS][MOST_MEMBERS];
   const int lane = threadIdx.x & 31, assignments = rows * top;
   const bool by_assignment = assignments < experts;
-  const uint32_t expert = by_assignment ? id_of(number) : (uint32_t)number;
-  if (rows == 1 && by_assignment) return {nullptr, number, 1, expert};  // each its own
+  const uint32_t expert = by_assignment ? chosen[number] : (uint32_t)number;
   uint32_t* const list = lists[threadIdx.x >> 5];
   int count = 0;
   for (int base = 0; base < assignments; base += 128) {
     uint32_t ids[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ids[i] = base + 32 * i + lane < assignments ? id_of(base + 32 * i + lane) : NOBODY;
+    for (int i = 0; i < 4; ++i) ids[i] = base + 32 * i + lane < assignments ? chosen[base + 32 * i + lane] : NOBODY;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t found = lanes_where(ids[i] == expert);
@@ -82,8 +88,8 @@ struct Scores {
   int renormalise;
 };
 // inner [assignments, width] = silu(x gate^T) * (x up^T) with the matrices of each row's expert, gate_up [experts, 2 width, hidden], and
-// shared_inner [rows, shared_width] likewise; weights with factors are codes. chosen [rows, top]; with MAKES it is made here. A tile is eight
-// outputs: eight rows of gate and eight of up. `split` warps for each tile.
+// shared_inner [rows, shared_width] likewise; weights with factors are codes. chosen [rows, top]; with MAKES, of one row, it is made here. A
+// tile is eight outputs: eight rows of gate and eight of up. `split` warps for each tile.
 template <int AHEAD, int CODES, bool MAKES>
 DEV void gate_up_few(const bf16* __restrict__ x, const void* gate_up, const void* shared_gate_up, const float* factors,
                      const float* shared_factors, const uint32_t* chosen, const Scores& scores, bf16* __restrict__ inner,
@@ -99,14 +105,13 @@ DEV void gate_up_few(const bf16* __restrict__ x, const void* gate_up, const void
   if (!is_shared) arrive();  // what the shared expert reads is known before the rows are there
   if (MAKES && !is_shared) {
     const bool gives = blockIdx.x == 0 && number == 0;
-    for (int row = threadIdx.x >> 5; row < rows; row += blockDim.x >> 5)
-      choose(scores.logits + (size_t)row * experts, made + row * top, gives ? scores.weights + row * top : nullptr, experts, top,
-             scores.renormalise);
+    if (threadIdx.x < 32) choose(scores.logits, made, gives ? scores.weights : nullptr, experts, top, scores.renormalise);
     sync();
-    for (int i = threadIdx.x; gives && i < rows * top; i += blockDim.x) write_word(scores.chosen + i, made[i]);
+    for (int i = threadIdx.x; gives && i < top; i += blockDim.x) write_word(scores.chosen + i, made[i]);
   }
-  const auto id_of = [&](int i) { return MAKES ? made[i] : chosen[i]; };
-  const Members members = is_shared ? members_of_shared(rows) : find_members(id_of, rows, top, experts, number);
+  const Members members = is_shared ? members_of_shared(rows)
+                          : MAKES   ? member_of_row([&](int i) { return made[i]; }, top, experts, number)
+                                    : find_members(chosen, rows, top, experts, number);
   if (members.count == 0) return;
   const int wide = is_shared ? shared_width : width, each = is_shared ? 1 : top;
   const size_t expert = is_shared ? 0 : (size_t)members.expert * 2 * width;
@@ -195,8 +200,9 @@ DEV void down_few(const bf16* __restrict__ inner, const bf16* __restrict__ share
   if (is_made) await_inputs();
   const int number = number_of(rows, shared_width > 0);
   const bool is_shared = number < 0;
-  const auto id_of = [&](int i) { return is_made ? chosen[i] : await_word(chosen + i); };
-  const Members members = is_shared ? members_of_shared(rows) : find_members(id_of, rows, top, experts, number);
+  const Members members = is_shared ? members_of_shared(rows)
+                          : is_made ? find_members(chosen, rows, top, experts, number)
+                                    : member_of_row([&](int i) { return await_word(chosen + i); }, top, experts, number);
   if (members.count == 0) {
     await_inputs();  // who is done says so for all before it
     return;
