@@ -37,6 +37,9 @@ pub(crate) struct UpArgs {
     /// Questions of the table.
     #[arg(long, default_value_t = 72)]
     questions: usize,
+    /// Seconds that the fleet may take until it is ready, on a slow machine [default: 120 with --local, else 300].
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
     /// Start the fleet and ask nothing.
     #[arg(long)]
     no_eval: bool,
@@ -86,6 +89,9 @@ fn on_loopback(args: &UpArgs) -> Result<()> {
         .args(["--questions", &args.questions.to_string()]);
     if let Some(report) = args.report()? {
         command.arg("--report").arg(report);
+    }
+    if let Some(seconds) = args.wait {
+        command.args(["--wait", &seconds.to_string()]);
     }
     if args.keep {
         command.arg("--keep");
