@@ -22,7 +22,7 @@ pub(crate) struct UpArgs {
     /// Processes on loopback instead of a cluster.
     #[arg(long, conflicts_with_all = ["cluster", "registry"])]
     local: bool,
-    /// With --local: leave it running. A cluster stays in any case. `cargo xtask down` stops both.
+    /// With --local: leave it running until `cargo xtask down --local`. A cluster stays in any case, until `cargo xtask down`.
     #[arg(long)]
     keep: bool,
     /// Folder of a checkpoint, with --local.
@@ -66,7 +66,9 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
 }
 
 fn on_loopback(args: &UpArgs) -> Result<()> {
-    stop_local()?;
+    if stop_local()? > 0 {
+        println!("stopped the fleet on loopback that was kept");
+    }
     if !args.no_build {
         step("build router, agent and demo", || {
             cargo(&["build", "-p", "hypic-router", "-p", "hypic-node-agent", "-p", "hypic-e2e", "--bins"])

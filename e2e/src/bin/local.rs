@@ -98,5 +98,5 @@ fn explain(fleet: &Fleet, model: &ModelFile, keep: bool) {
         }
     }
     println!("Logs:      {}", fleet.dir().join("logs").display());
-    println!("Stop it:   cargo xtask down");
+    println!("Stop it:   cargo xtask down --local");
 }
