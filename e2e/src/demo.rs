@@ -1,9 +1,12 @@
 //! Flags of the programs that start a fleet on loopback and ask it the demo's questions.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+
+use crate::fleet::Fleet;
 
 /// Where such a program finds what it runs and asks.
 #[derive(Args)]
@@ -20,9 +23,22 @@ pub struct DemoFiles {
     /// Question file.
     #[arg(long)]
     pub eval: PathBuf,
+    /// Seconds that a fleet may take until it is ready.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    pub wait: u64,
 }
 
 impl DemoFiles {
+    /// Waits until a fleet is ready, for as long as was said.
+    ///
+    /// # Errors
+    /// Who is not, and what to do.
+    pub fn wait_ready(&self, fleet: &mut Fleet) -> Result<()> {
+        fleet
+            .wait_ready(Duration::from_secs(self.wait))
+            .context("a slow machine needs a longer '--wait SECONDS'")
+    }
+
     /// The checkpoint's folder, absolute.
     ///
     /// # Errors

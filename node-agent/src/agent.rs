@@ -13,7 +13,7 @@ use hypic_store::{Hit, Store, StoredTuple};
 use hypic_wire::bulk::BulkCounters;
 use hypic_wire::status::Refusal;
 
-use crate::engine::{Calibration, Engine};
+use crate::engine::Engine;
 use crate::index::Index;
 use crate::leases::Leases;
 use crate::membership::Membership;
@@ -47,8 +47,6 @@ pub struct Agent {
     pub metrics: Arc<Metrics>,
     /// What was pulled from peers and served to them.
     pub bulk: Bulk,
-    /// Measured before it serves.
-    pub calibration: Calibration,
     /// It stops taking work.
     pub draining: AtomicBool,
 }
@@ -111,6 +109,6 @@ impl Agent {
 
     /// Predicted time to build a segment of so many tokens.
     fn saved(&self, tokens: usize) -> Millis {
-        self.calibration.prefill_of(tokens)
+        self.engine.calibration().prefill_of(tokens)
     }
 }

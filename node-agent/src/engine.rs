@@ -14,6 +14,7 @@ mod compose;
 mod edge;
 mod load;
 mod memory;
+mod pace;
 mod pool;
 mod room;
 mod run;
@@ -44,6 +45,7 @@ pub use load::{Calibration, Counters, Load, SEGMENT_TOKENS};
 pub use scatter::Worker;
 
 use edge::{Command, Doorbell};
+use pace::Pace;
 use scatter::{Closing, Crew, Link, Yard};
 
 /// How an engine is set up.
@@ -213,6 +215,7 @@ pub struct Engine {
     doorbell: Doorbell,
     next_age: Arc<AtomicU64>,
     load: Arc<Mutex<Load>>,
+    pace: Arc<Mutex<Pace>>,
     spec: Arc<ModelSpec>,
     layers: Arc<[LayerSpec]>,
     config: Arc<EngineConfig>,
@@ -243,12 +246,14 @@ impl Engine {
             doorbell,
             next_age: Arc::new(AtomicU64::new(0)),
             load: Arc::clone(&load),
+            pace: Arc::default(),
             spec,
             config: Arc::clone(&config),
             _closing: closing.map(Arc::new),
         };
         let hungry = Arc::clone(&engine.doorbell.hungry);
-        let parts = run::Parts { device, model, config, outlets, layers, load, hungry, crew };
+        let pace = Arc::clone(&engine.pace);
+        let parts = run::Parts { device, model, config, outlets, layers, load, pace, hungry, crew };
         parts.start("engine", inbox)?;
         Ok(engine)
     }
@@ -345,6 +350,7 @@ fn start_workers<D: Device>(
             outlets: Outlets::default(),
             layers: Arc::clone(layers),
             load: Arc::default(),
+            pace: Arc::default(),
             hungry: doorbell.hungry,
             crew: Crew::Working {
                 yard: Arc::clone(&yard),

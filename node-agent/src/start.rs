@@ -131,7 +131,6 @@ pub(crate) async fn start(before: Before) -> Result<Started> {
         leases,
         metrics,
         bulk: Bulk { pulled: Arc::clone(transport.counters()), served: Arc::clone(bulk.counters()) },
-        calibration,
         draining: AtomicBool::new(false),
     });
     life.begin(Arc::clone(&agent));

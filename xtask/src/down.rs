@@ -1,7 +1,7 @@
-//! `cargo xtask down`: stops what `up` left running, on a cluster or on loopback.
+//! `cargo xtask down`: undoes `up` with the same flags, on a cluster or on loopback; the other one is left alone.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
@@ -19,14 +19,26 @@ use crate::up::SAMPLE;
 pub(crate) struct DownArgs {
     #[command(flatten)]
     target: TargetArgs,
+    /// The fleet on loopback, instead of a cluster.
+    #[arg(long, conflicts_with_all = ["cluster", "registry", "crds"])]
+    local: bool,
     /// From a cluster that stays, remove the kinds too, and with them every HypicCluster.
     #[arg(long)]
     crds: bool,
 }
 
-/// Stops the fleet on loopback and a cluster that is ours; takes sample and operator away from a cluster that is not ours.
+/// Stops the fleet on loopback or a cluster that is ours; takes sample and operator away from a cluster that is not ours.
 pub(crate) fn down(args: &DownArgs) -> Result<()> {
-    stop_local()?;
+    if args.local {
+        match stop_local()? {
+            0 => println!("no fleet runs on loopback"),
+            stopped => println!("stopped the fleet on loopback, {stopped} processes"),
+        }
+        return Ok(());
+    }
+    if !kept().is_empty() {
+        println!("the fleet on loopback goes on running: 'cargo xtask down --local' stops it");
+    }
     let target = Target::new(&args.target)?;
     if !matches!(target, Target::Current { .. }) {
         return target.down();
@@ -39,11 +51,9 @@ pub(crate) fn down(args: &DownArgs) -> Result<()> {
     uninstall(&target, args.crds)
 }
 
-/// Ends the processes of a kept fleet; it is no error when there are none.
-pub(crate) fn stop_local() -> Result<()> {
-    let file = scratch().join("fleet").join("pids");
-    let Ok(text) = fs::read_to_string(&file) else { return Ok(()) };
-    let ours: Vec<&str> = text.lines().filter(|pid| is_ours(pid)).collect();
+/// Ends the processes of a kept fleet, and says how many; it is no error when there are none.
+pub(crate) fn stop_local() -> Result<usize> {
+    let ours = kept();
     for pid in &ours {
         run(Command::new("kill").args(["-TERM", pid]))?;
     }
@@ -56,9 +66,22 @@ pub(crate) fn stop_local() -> Result<()> {
     for pid in ours.iter().filter(|pid| is_ours(pid)) {
         run(Command::new("kill").args(["-KILL", pid]))?;
     }
-    fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
-    println!("stopped {} processes", ours.len());
-    Ok(())
+    let file = pids();
+    if file.exists() {
+        fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
+    }
+    Ok(ours.len())
+}
+
+/// Where a kept fleet has its process ids.
+fn pids() -> PathBuf {
+    scratch().join("fleet").join("pids")
+}
+
+/// The processes of a kept fleet that still run.
+fn kept() -> Vec<String> {
+    let text = fs::read_to_string(pids()).unwrap_or_default();
+    text.lines().filter(|pid| is_ours(pid)).map(str::to_owned).collect()
 }
 
 /// A process id may have been given to somebody else since.

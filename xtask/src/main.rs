@@ -30,7 +30,7 @@ struct Args {
 enum Command {
     /// Set up and run the demo.
     Up(up::UpArgs),
-    /// Undo `up`.
+    /// Undo `up` with the same flags: `down` a cluster, `down --local` the fleet on loopback.
     Down(down::DownArgs),
     /// A Kubernetes cluster to test and show on.
     Cluster(cluster::ClusterArgs),

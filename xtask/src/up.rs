@@ -22,7 +22,7 @@ pub(crate) struct UpArgs {
     /// Processes on loopback instead of a cluster.
     #[arg(long, conflicts_with_all = ["cluster", "registry"])]
     local: bool,
-    /// With --local: leave it running. A cluster stays in any case. `cargo xtask down` stops both.
+    /// With --local: leave it running until `cargo xtask down --local`. A cluster stays in any case, until `cargo xtask down`.
     #[arg(long)]
     keep: bool,
     /// Folder of a checkpoint, with --local.
@@ -37,6 +37,9 @@ pub(crate) struct UpArgs {
     /// Questions of the table.
     #[arg(long, default_value_t = 72)]
     questions: usize,
+    /// Seconds that the fleet may take until it is ready, on a slow machine [default: 120 with --local, else 300].
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
     /// Start the fleet and ask nothing.
     #[arg(long)]
     no_eval: bool,
@@ -63,7 +66,9 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
 }
 
 fn on_loopback(args: &UpArgs) -> Result<()> {
-    stop_local()?;
+    if stop_local()? > 0 {
+        println!("stopped the fleet on loopback that was kept");
+    }
     if !args.no_build {
         step("build router, agent and demo", || {
             cargo(&["build", "-p", "hypic-router", "-p", "hypic-node-agent", "-p", "hypic-e2e", "--bins"])
@@ -86,6 +91,9 @@ fn on_loopback(args: &UpArgs) -> Result<()> {
         .args(["--questions", &args.questions.to_string()]);
     if let Some(report) = args.report()? {
         command.arg("--report").arg(report);
+    }
+    if let Some(seconds) = args.wait {
+        command.args(["--wait", &seconds.to_string()]);
     }
     if args.keep {
         command.arg("--keep");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -86,7 +86,7 @@ fn start(args: &Args, device: &str, further: Option<&str>) -> Result<Fleet> {
     options.agent_flags.extend(further.map(|further| format!("--scatter-device={further}")));
     let begun = Instant::now();
     let mut fleet = Fleet::start(options)?;
-    fleet.wait_ready(Duration::from_secs(120))?;
+    files.wait_ready(&mut fleet)?;
     let with = further.map_or(String::new(), |further| format!(" with {further}"));
     println!("{device}{with}: ready after {:.1} s", begun.elapsed().as_secs_f64());
     Ok(fleet)

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     let model = model_file(&args.files.model()?);
     step(&format!("starting a router, 3 combine agents and 2 scatter workers of {}", model.name));
     let mut fleet = Fleet::start(FleetOptions::demo(&args.files.dir, &args.files.binaries, model.clone()))?;
-    fleet.wait_ready(Duration::from_secs(120))?;
+    args.files.wait_ready(&mut fleet)?;
     step(&format!("ready at http://{}", fleet.address()));
 
     if !args.no_eval {
@@ -98,5 +98,5 @@ fn explain(fleet: &Fleet, model: &ModelFile, keep: bool) {
         }
     }
     println!("Logs:      {}", fleet.dir().join("logs").display());
-    println!("Stop it:   cargo xtask down");
+    println!("Stop it:   cargo xtask down --local");
 }

@@ -9,7 +9,7 @@ use hypic_e2e::fleet::{key_of, show_key_of};
 use hypic_e2e::pass::MAX_TOKENS;
 use serde_json::{Value, json};
 
-use crate::raw::Held;
+use crate::raw::{Held, StayingAsker};
 use crate::support::{Tested, metric, question, signal, start_with, wait_for};
 
 /// Gauges of an agent that are zero at rest.
@@ -185,6 +185,19 @@ fn an_agent_told_to_end_stays_until_its_answers_are_taken() {
     assert!(text.contains("\"finish_reason\":\"length\"") && !text.contains("\"error\""), "{text}");
     let status = tested.fleet.wait_end("combine-0", Duration::from_secs(30)).unwrap();
     assert!(status.success(), "{status}: {}", tested.fleet.log("combine-0").unwrap());
+}
+
+#[test]
+fn an_agent_told_to_end_waits_for_no_asker_whose_build_has_ended() {
+    let mut tested = start_with(1, 1, |options| {
+        options.agent_flags = ["--drain-seconds", "600"].map(str::to_owned).to_vec();
+    });
+    let stays = StayingAsker::build(&tested, "scatter-0");
+    signal(&tested, "scatter-0", "TERM");
+    // At the end of the drain, calls are cut.
+    let status = tested.fleet.wait_end("scatter-0", Duration::from_secs(30)).unwrap();
+    assert!(status.success(), "{status}: {}", tested.fleet.log("scatter-0").unwrap());
+    drop(stays);
 }
 
 #[test]

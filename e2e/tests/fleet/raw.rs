@@ -4,7 +4,17 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use hypic_wire::channel::Channels;
+use hypic_wire::proto::build_event::Event;
+use hypic_wire::proto::build_request::Message;
+use hypic_wire::proto::{BuildRequest, BuildSegment, BuildStart, Credit, DescribeRequest};
+use hypic_wire::tls::TlsFiles;
 use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::support::Tested;
 
 /// A request sent over a socket of its own. Dropping it closes the socket.
 pub(crate) struct Held {
@@ -39,5 +49,49 @@ impl Held {
             assert!(count > 0, "the stream ended before {text:?}: {all}");
             self.read.extend_from_slice(&piece[..count]);
         }
+    }
+}
+
+/// An asker of a build that has had everything and leaves its side of the call open.
+pub(crate) struct StayingAsker {
+    /// Its connection lives here.
+    _runtime: Runtime,
+    _side: UnboundedSender<BuildRequest>,
+}
+
+impl StayingAsker {
+    /// Has a segment built by `agent` and reads to the end of the answer.
+    pub(crate) fn build(tested: &Tested, agent: &str) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (side, messages) = unbounded_channel();
+        let files = tested.fleet.agent_certificates();
+        let files = TlsFiles { cert: files.cert.clone(), key: files.key.clone(), ca: files.ca.clone() };
+        let topology = tested.fleet.topology();
+        let (epoch, entry) = (topology.epoch.0, topology.agent(&agent.into()).unwrap());
+        runtime.block_on(async {
+            let mut agent = Channels::new(files.load().unwrap()).agent(&entry.control).unwrap();
+            let described = agent.describe(DescribeRequest { epoch }).await.unwrap().into_inner();
+            let start = BuildStart {
+                epoch,
+                id: "stays".to_owned(),
+                identity: described.identity,
+                segments: vec![BuildSegment { key: vec![7; 32], scope: vec![7; 32], ids: (1..65).collect() }],
+                credit_bytes: u64::MAX,
+                deadline_ms: 60e3,
+            };
+            let say = |message| side.send(BuildRequest { message: Some(message) }).unwrap();
+            say(Message::Start(start));
+            let asked = agent.build(UnboundedReceiverStream::new(messages)).await.unwrap();
+            let (mut events, mut built) = (asked.into_inner(), false);
+            while let Some(event) = events.message().await.unwrap() {
+                if matches!(event.event, Some(Event::Built(_))) {
+                    built = true;
+                    // All is pulled: the build need not wait any more.
+                    say(Message::Credit(Credit { bytes: u64::MAX }));
+                }
+            }
+            assert!(built, "the build failed");
+        });
+        Self { _runtime: runtime, _side: side }
     }
 }

@@ -376,6 +376,9 @@ impl<D: Device> Core<D> {
         let is_done = |build: &Build<D>| build.is_computed() && build.landed == layers;
         let (done, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.builds).into_iter().partition(is_done);
         self.builds = rest;
+        if !done.is_empty() {
+            self.settle();
+        }
         for mut build in done {
             match build.writer.take().map(TupleWriter::finish) {
                 Some(Ok(tuple)) => self.publish_tuple(&mut build, tuple),

@@ -33,6 +33,7 @@ impl<D: Device> Core<D> {
         if !self.make_room_for(age, share.ids.len()) {
             return false;
         }
+        self.give();
         self.counters.rows_composed += share.ids.len() as u64;
         let Some(sequence) = self.running.get_mut(&age) else { return false };
         let mut flight = Step::new();
@@ -67,6 +68,9 @@ impl<D: Device> Core<D> {
             Ok(None) => {}
             Ok(Some(logits)) => {
                 self.counters.steps += 1;
+                if logits.is_some() {
+                    self.settle();
+                }
                 self.computed(age, logits);
             }
             Err(source) => {

@@ -1,5 +1,6 @@
 //! What the engine says about itself.
 
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use hypic_domain::flow::Origin;
@@ -92,8 +93,8 @@ impl Load {
     }
 }
 
-/// Measured times.
-#[derive(Clone, Debug, PartialEq)]
+/// Measured times; empty before anything is measured.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
     /// Milliseconds to prefill so many rows.
     pub prefill: Vec<(Tokens, Millis)>,
@@ -121,6 +122,16 @@ impl Calibration {
             }
         }
     }
+
+    /// Predicted time for so many rows of prompts and tokens of builds.
+    pub(super) fn span_of(&self, prompts: u64, builds: u64) -> Millis {
+        let prefill = |rows: u64| if rows > 0 { self.prefill_of(rows as usize).0 } else { 0.0 };
+        if self.build_tokens_per_second > 0.0 {
+            Millis(prefill(prompts) + builds as f64 / self.build_tokens_per_second * 1e3)
+        } else {
+            Millis(prefill(prompts + builds))
+        }
+    }
 }
 
 /// Prompts that are timed.
@@ -132,6 +143,13 @@ const DECODE_STREAMS: [u32; 2] = [1, 4];
 pub const SEGMENT_TOKENS: u32 = 512;
 
 impl Engine {
+    /// The times of [`Engine::calibrate`] as they are now: they follow what is computed since, slowly. A machine that was
+    /// busy when it was measured does not count as slow for good.
+    pub fn calibration(&self) -> Calibration {
+        // A lock poisoned by a panic still holds plain numbers.
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner).now()
+    }
+
     /// Times builds and answers of made-up tokens. It takes the engine as it is: meant for a quiet one, before
     /// it serves. Nothing of it is published.
     ///
@@ -153,6 +171,7 @@ impl Engine {
         for streams in DECODE_STREAMS {
             calibration.decode.push((Tokens(streams), millis(self.time_decode(streams).await?)));
         }
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner).set(calibration.clone());
         Ok(calibration)
     }
 

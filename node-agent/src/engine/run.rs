@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use hypic_decode::FairQueue;
@@ -20,6 +20,7 @@ use super::build::Build;
 use super::edge::{Age, Command};
 use super::load::{Counters, Load};
 use super::memory::{Memory, pages_under_cap};
+use super::pace::Pace;
 use super::pool::Pool;
 use super::scatter::{Crew, Farewell};
 use super::sequence::Sequence;
@@ -36,6 +37,7 @@ pub(super) struct Parts<D: Device> {
     pub(super) layers: Arc<[LayerSpec]>,
     pub(super) outlets: Outlets,
     pub(super) load: Arc<Mutex<Load>>,
+    pub(super) pace: Arc<Mutex<Pace>>,
     pub(super) hungry: Arc<AtomicBool>,
     pub(super) crew: Crew<D>,
 }
@@ -123,12 +125,13 @@ pub(super) struct Core<D: Device> {
     /// Oldest first.
     pub(super) builds: Vec<Build<D>>,
     pub(super) counters: Counters,
+    pub(super) pace: Arc<Mutex<Pace>>,
     pub(super) crew: Crew<D>,
 }
 
 /// Runs until every handle is gone.
 fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &Receiver<Command>) {
-    let Parts { device, model, config, layers, outlets, load, hungry, crew } = parts;
+    let Parts { device, model, config, layers, outlets, load, pace, hungry, crew } = parts;
     let Outlets { publish, snapshots, bodies } = outlets;
     let bodies = Bodies::new(layers.len(), config.bodies, bodies);
     let memory = Memory {
@@ -152,6 +155,7 @@ fn run<D: Device>(parts: Parts<D>, allocated: Allocated<D>, inbox: &Receiver<Com
         running: BTreeMap::new(),
         builds: Vec::new(),
         counters: Counters::default(),
+        pace,
         crew,
     };
     loop {
@@ -188,6 +192,7 @@ impl<D: Device> Core<D> {
 
     /// Waits for somebody to say something, or for the next deadline. False when every handle is gone.
     fn sleep(&mut self, inbox: &Receiver<Command>) -> bool {
+        self.pace().rest();
         let sequences = self.running.values().chain(self.waiting.iter());
         let deadlines = sequences.filter_map(|sequence| sequence.prompt.deadline).chain(self.next_silence());
         let heard = match deadlines.min() {
@@ -200,6 +205,21 @@ impl<D: Device> Core<D> {
             Err(RecvTimeoutError::Disconnected) => return false,
         }
         true
+    }
+
+    /// Says that rows are given to the device, before they are counted.
+    pub(super) fn give(&self) {
+        self.pace().give(Instant::now(), &self.counters);
+    }
+
+    /// Says that the results of all rows that were counted are there.
+    pub(super) fn settle(&self) {
+        self.pace().settle(Instant::now(), &self.counters);
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        // A lock poisoned by a panic still holds plain numbers.
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One turn. False when there was nothing to compute.

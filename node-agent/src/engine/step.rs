@@ -154,6 +154,7 @@ impl<D: Device> Core<D> {
 
     /// Packs and computes the rows of `shares` and `building`.
     fn compute(&mut self, shares: &[(Age, usize)], building: &[(SegmentKey, usize)]) -> bool {
+        self.give();
         let mut step = Step::new();
         for (age, rows) in shares {
             let Some(sequence) = self.running.get_mut(age) else { continue };
@@ -192,6 +193,9 @@ impl<D: Device> Core<D> {
         let finished = computed.and_then(|()| self.logits_of(&step, shares, &ends));
         match finished {
             Ok(logits) => {
+                if logits.iter().any(Option::is_some) {
+                    self.settle();
+                }
                 for ((age, _), logits) in shares.iter().zip(logits) {
                     self.computed(*age, logits);
                 }

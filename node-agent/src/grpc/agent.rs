@@ -94,16 +94,7 @@ impl Service for AgentService {
         adopt_grpc(&span, &metadata);
         agent.metrics.build_orders.inc();
         let (credit, credits) = mpsc::unbounded_channel();
-        tokio::spawn(async move {
-            // Ends when the asker closes its side or the build no longer listens.
-            while let Ok(Some(proto::BuildRequest { message })) = messages.message().await {
-                if let Some(Message::Credit(proto::Credit { bytes })) = message
-                    && credit.send(bytes).is_err()
-                {
-                    return;
-                }
-            }
-        });
+        tokio::spawn(pass_on(messages, credit));
         let (tell, events) = mpsc::channel(BUILD_EVENTS);
         tokio::spawn(builds::build(Arc::clone(agent), order, credits, tell).instrument(span));
         let events = ReceiverStream::new(events).map(|event| Ok(event.into()));
@@ -143,6 +134,23 @@ impl Service for AgentService {
             self.0.agent()?.leases.release(lease);
         }
         Ok(Response::new(proto::ReleaseResponse {}))
+    }
+}
+
+/// Passes credit on until the asker closes its side or the build has ended. An asker that stays must not hold the call,
+/// and with it an agent that is told to end.
+async fn pass_on(mut messages: Streaming<proto::BuildRequest>, credit: mpsc::UnboundedSender<u64>) {
+    loop {
+        let said = tokio::select! {
+            said = messages.message() => said,
+            () = credit.closed() => return,
+        };
+        let Ok(Some(proto::BuildRequest { message })) = said else { return };
+        if let Some(Message::Credit(proto::Credit { bytes })) = message
+            && credit.send(bytes).is_err()
+        {
+            return;
+        }
     }
 }
 

@@ -20,7 +20,7 @@ const LINK_FIXED_MS: f64 = 1.0;
 /// What cannot be written as JSON.
 pub(super) fn describe(agent: &Agent) -> Result<proto::DescribeResponse, Refusal> {
     let load = agent.engine.load();
-    let measured = &agent.calibration;
+    let measured = &agent.engine.calibration();
     Ok(proto::DescribeResponse {
         epoch: agent.membership.epoch().0,
         agent: agent.membership.me.0.clone(),

@@ -3,13 +3,18 @@
 use std::sync::atomic::Ordering;
 
 use hypic_domain::flow::{Mode, Piece, SegmentOutcome};
+use hypic_domain::key::{Scope, SegmentKey};
 use hypic_domain::sampling::Sampling;
 use hypic_domain::tuple::TupleFormat;
 use hypic_domain::unit::Bytes;
 use hypic_kernels::op::Device;
+use hypic_node_agent::engine::BuildEvent;
 
 use crate::direct::{build_alone, build_in_context, compose, recompute, relative};
-use crate::harness::{Fixture, greedy, order, questions, random, random_pieces, tiny, with_boundaries};
+use crate::harness::{
+    Agent, Draw, Fixture, IDENTITY, Tuples, greedy, order, questions, random, random_pieces, tiny, to_build,
+    with_boundaries,
+};
 
 /// Relative state error of one layer against full recompute, for several seams.
 fn state_errors(fixture: &Fixture, pieces: &[Piece], layer: usize, seams: &[u32]) -> Vec<f64> {
@@ -83,6 +88,53 @@ fn a_hit_and_a_miss_give_the_same_bits() {
         assert_eq!((cold.exact, cold.hit, cold.built), (0, 0, 92 + 25 + 56 + 1 + 242));
         assert_eq!((warm.exact, warm.hit, warm.built), (70, cold.built, 0));
         assert_eq!((warm.seam, warm.live, warm.total()), (40, 60, cold.total()));
+    }
+}
+
+/// On a GPU it is so to rounding only: products take another form with the rows of a step.
+#[test]
+fn a_tuple_has_the_same_bits_built_alone_and_in_steps_with_others() {
+    for (fixture, format) in [(random(), TupleFormat::EXACT), (random(), TupleFormat::default())] {
+        let mut draw = Draw(17);
+        let segments: Vec<_> = [9, 16, 33, 64, 77, 100, 128, 200, 65, 250]
+            .map(|len| draw.ids(len, fixture.spec().vocab))
+            .map(|ids| (SegmentKey::derive(&IDENTITY, &Scope::PUBLIC, &ids), ids))
+            .into();
+        let engine =
+            || fixture.engine(|config| (config.format, config.rows, config.builds) = (format, 1024, 16));
+        let build = |agent: &Agent, segments: &[(SegmentKey, Vec<u32>)]| {
+            let mut stream = agent.engine.build(segments.iter().cloned().map(to_build));
+            while let Some(event) = stream.blocking_next() {
+                assert!(!matches!(event, BuildEvent::Failed { .. }), "{event:?}");
+            }
+        };
+        let bytes = |agent: &Agent, key: &SegmentKey| -> Vec<u8> {
+            let tuple = agent.tuples.find(key).unwrap();
+            tuple.parts().iter().flat_map(|part| part.bytes().to_vec()).collect()
+        };
+        let alone = engine();
+        segments.iter().for_each(|segment| build(&alone, std::slice::from_ref(segment)));
+        let together = engine();
+        build(&together, &segments);
+        let steps = [&alone, &together].map(|agent| agent.engine.load().counters.steps as usize);
+        assert!(steps[0] == segments.len() && steps[1] < segments.len(), "{steps:?}");
+        // Beside prompts and answers too.
+        let crowded = engine();
+        let others: Vec<_> = (0..6)
+            .map(|seed| {
+                order(random_pieces(seed, fixture.spec().vocab, 70, &[], 5), Mode::Recompute, greedy(400))
+            })
+            .map(|order| crowded.begin(order, &Tuples::default()))
+            .collect();
+        segments.chunks(3).for_each(|segments| build(&crowded, segments));
+        assert!(crowded.engine.load().counters.rows_decoded > 0, "no answer was beside them");
+        drop(others);
+        for (key, ids) in &segments {
+            let expected = bytes(&alone, key);
+            assert!(!expected.is_empty());
+            assert!(bytes(&together, key) == expected, "{} tokens beside builds", ids.len());
+            assert!(bytes(&crowded, key) == expected, "{} tokens beside answers", ids.len());
+        }
     }
 }
 

@@ -1,5 +1,8 @@
 //! Many at once, and the edges of one.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
 use hypic_domain::flow::{Mode, TokenEvent};
 use hypic_domain::sampling::{FinishReason, Sampling};
 use hypic_domain::unit::{Millis, Tokens};
@@ -263,5 +266,47 @@ fn calibration_measures_and_leaves_nothing_behind() {
     let calibration = runtime.block_on(agent.engine.calibrate()).unwrap();
     assert!(calibration.prefill.iter().chain(&calibration.decode).all(|(_, time)| time.0 > 0.0));
     assert_eq!((calibration.prefill.len(), calibration.decode.len()), (3, 2));
+    agent.assert_all_free();
+}
+
+#[test]
+fn a_speed_measured_on_a_busy_machine_follows_the_work_that_comes() {
+    let fixture = random();
+    let agent = fixture.engine(|_| {});
+    let prompt = |seed, rows| {
+        let pieces = random_pieces(seed, fixture.spec().vocab, rows, &[], 1);
+        order(pieces, Mode::Recompute, greedy(1))
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let measured = AtomicBool::new(false);
+    let busy = std::thread::scope(|scope| {
+        // Others have rows in every step.
+        for place in 0..8 {
+            let (agent, measured, prompt) = (&agent, &measured, &prompt);
+            scope.spawn(move || {
+                while !measured.load(Ordering::Relaxed) {
+                    agent.ask(prompt(place, 400)).unwrap();
+                }
+            });
+        }
+        let busy = runtime.block_on(agent.engine.calibrate());
+        measured.store(true, Ordering::Relaxed);
+        busy.unwrap()
+    });
+
+    let times: Vec<f64> = (0..24)
+        .map(|seed| {
+            let begun = Instant::now();
+            agent.ask(prompt(1000 + seed, 255)).unwrap();
+            begun.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    let mean = (times.iter().map(|ms| ms.ln()).sum::<f64>() / times.len() as f64).exp();
+    let (wrong, followed) = (busy.prefill_of(256).0, agent.engine.calibration().prefill_of(256).0);
+    assert!(wrong > 4.0 * mean, "a prompt of {mean} ms was not measured wrong: {wrong}");
+    assert!(followed < 2.0 * mean && followed > mean / 2.0, "{mean} ms, of {wrong} came {followed}");
+    let (wrong, followed) =
+        (busy.build_tokens_per_second, agent.engine.calibration().build_tokens_per_second);
+    assert!(followed > 2.0 * wrong, "builds of {wrong} tokens/s are told as {followed}");
     agent.assert_all_free();
 }

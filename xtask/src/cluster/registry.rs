@@ -15,7 +15,7 @@ pub(crate) enum Pusher {
 }
 
 impl Pusher {
-    /// The one that is there: asked for before an image is built, which takes minutes.
+    /// The one that is there.
     ///
     /// # Errors
     /// None is on the PATH.

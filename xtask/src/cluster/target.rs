@@ -169,27 +169,48 @@ impl Target {
 
     /// Makes the hypic image and brings it to where the nodes find it.
     pub(crate) fn images(&self, tag: &str, binaries: Binaries) -> Result<Archive> {
-        let prefix = match self {
+        // Asked for before an image is made, which takes minutes.
+        let way = self.way()?;
+        let prefix = match &way {
+            Way::Push { prefix, .. } => Some(*prefix),
+            Way::Import(_) | Way::Load => None,
+        };
+        let image = step("make the hypic image", || image::hypic(prefix, tag, binaries))?;
+        step("bring it to the nodes", || way.bring(&image))?;
+        Ok(image)
+    }
+
+    fn way(&self) -> Result<Way<'_>> {
+        match self {
             Self::Lab(lab) => {
                 lab.need_running()?;
-                None
+                Ok(Way::Import(lab))
             }
             Self::Current { registry: None } => {
                 bail!("--registry: say where the nodes of your cluster pull images from (HOST/PREFIX)")
             }
-            Self::Current { registry } | Self::Kind { registry } => registry.as_deref(),
-        };
-        if prefix.is_some() {
-            Pusher::find()?;
+            Self::Kind { registry: None } => Ok(Way::Load),
+            Self::Current { registry: Some(prefix) } | Self::Kind { registry: Some(prefix) } => {
+                Ok(Way::Push { prefix, pusher: Pusher::find()? })
+            }
         }
-        let image = step("make the hypic image", || image::hypic(prefix, tag, binaries))?;
-        step("bring it to the nodes", || self.deliver(&image))?;
-        Ok(image)
     }
+}
 
-    fn deliver(&self, image: &Archive) -> Result<()> {
+/// How an image comes to the nodes.
+enum Way<'a> {
+    /// Into each node of a lab.
+    Import(&'a Lab),
+    /// Into the nodes of a kind cluster.
+    Load,
+    /// Through a registry.
+    Push { prefix: &'a str, pusher: Pusher },
+}
+
+impl Way<'_> {
+    fn bring(&self, image: &Archive) -> Result<()> {
         match self {
-            Self::Lab(lab) => {
+            Self::Import(lab) => {
                 let _lock = lab.lock()?;
                 for node in lab.nodes() {
                     let news = if node.import(image)? { "imported" } else { "has it" };
@@ -197,11 +218,11 @@ impl Target {
                 }
                 Ok(())
             }
-            Self::Kind { registry: None } => {
+            Self::Load => {
                 let mut kind = Command::new("kind");
                 run(kind.args(["load", "image-archive", "--name", KIND]).arg(&image.file))
             }
-            Self::Current { .. } | Self::Kind { .. } => Pusher::find()?.push(image),
+            Self::Push { pusher, .. } => pusher.push(image),
         }
     }
 }

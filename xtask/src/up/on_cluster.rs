@@ -45,6 +45,9 @@ fn demo(args: &UpArgs, target: &Target) -> Result<Vec<String>> {
     if let Some(report) = args.report()? {
         flag("--report", report.display().to_string());
     }
+    if let Some(seconds) = args.wait {
+        flag("--wait", seconds.to_string());
+    }
     if args.no_eval {
         words.push("--no-eval".to_owned());
     }

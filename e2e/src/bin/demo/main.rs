@@ -8,7 +8,7 @@ mod scatter;
 mod watch;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -34,6 +34,9 @@ struct Args {
     /// Questions of the table.
     #[arg(long, default_value_t = 72)]
     questions: usize,
+    /// Seconds that the fleet may take until it is Ready; a model that is loaded on slow cores needs a part of the default.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    wait: u64,
     /// Stop once the fleet is Ready: no questions, no table, no cold traffic.
     #[arg(long)]
     no_eval: bool,
@@ -51,7 +54,7 @@ fn main() -> Result<()> {
     sample::apply(&args.sample)?;
     step(&format!("applied {}", args.sample.display()));
     let applied = Instant::now();
-    let endpoint = ready::wait(&step)?;
+    let endpoint = ready::wait(Duration::from_secs(args.wait), &step)?;
     step(&format!("Ready {:.1} s after it was applied", applied.elapsed().as_secs_f64()));
     if args.no_eval {
         return Ok(());

@@ -10,9 +10,6 @@ use serde_json::Value;
 use crate::kubectl::get;
 use crate::sample::{CLUSTER, NAMESPACE};
 
-/// A model that is loaded on slow cores needs a part of this.
-const LIMIT: Duration = Duration::from_secs(300);
-
 /// The OpenAI endpoint, as the status tells it.
 pub(crate) struct Endpoint {
     /// `host:port`.
@@ -23,11 +20,11 @@ pub(crate) struct Endpoint {
     pub(crate) port: u16,
 }
 
-/// Waits, and gives the endpoint.
+/// Waits for so long, and gives the endpoint.
 ///
 /// # Errors
 /// When it is not Ready in time; says what the conditions say.
-pub(crate) fn wait(step: &dyn Fn(&str)) -> Result<Endpoint> {
+pub(crate) fn wait(limit: Duration, step: &dyn Fn(&str)) -> Result<Endpoint> {
     let start = Instant::now();
     let mut shown = BTreeMap::new();
     loop {
@@ -43,11 +40,11 @@ pub(crate) fn wait(step: &dyn Fn(&str)) -> Result<Endpoint> {
                 cluster["status"]["endpoint"].as_str().context("a Ready HypicCluster has no endpoint")?;
             return endpoint(text);
         }
-        if start.elapsed() > LIMIT {
+        if start.elapsed() > limit {
             let said: Vec<String> = shown.iter().map(|(kind, line)| format!("  {kind:<16} {line}")).collect();
             bail!(
-                "HypicCluster {NAMESPACE}/{CLUSTER} is not Ready after {} s:\n{}",
-                LIMIT.as_secs(),
+                "HypicCluster {NAMESPACE}/{CLUSTER} is not Ready after {} s (a slow machine needs a longer '--wait SECONDS'):\n{}",
+                limit.as_secs(),
                 said.join("\n")
             );
         }
