@@ -20,7 +20,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 /// Share of the requests after which caches and pools have their size.
-const WARM: f64 = 0.3;
+const WARM: f64 = 0.5;
 /// What an agent's memory may grow by from there on: noise of the allocator.
 const GROWTH_MIB: f64 = 32.0;
 
@@ -39,7 +39,7 @@ struct Args {
     #[arg(long, default_value_t = 40)]
     questions: usize,
     /// Requests of the look at memory.
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 2000)]
     requests: usize,
 }
 
