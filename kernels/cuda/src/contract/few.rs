@@ -38,6 +38,22 @@ fn is_few<E: Float>(weight: Matrix<'_, E>, ProductSize { rows, inner, outer }: P
     E::NAME == bf16::NAME && is_few_product(rows, inner, outer, weight.is_coded())
 }
 
+/// Room for products.
+fn outputs<E: Float>(
+    device: &CudaDevice<E>,
+    products: &[(Matrix<'_, E>, ProductSize)],
+) -> crate::Result<Vec<Tensor<E>>> {
+    let room = |(_, ProductSize { rows, outer, .. }): &(_, ProductSize)| {
+        Ok(Tensor { values: device.output(rows * outer)?, width: *outer })
+    };
+    products.iter().map(room).collect()
+}
+
+fn all<T, const N: usize>(op: &'static str, made: Vec<T>) -> Result<[T; N], OpError> {
+    let found = made.len();
+    made.try_into().map_err(|_| OpError::shape(op, N, found))
+}
+
 pub(super) fn linears<E: Float, const N: usize>(
     device: &CudaDevice<E>,
     x: &Tensor<E>,
@@ -47,10 +63,7 @@ pub(super) fn linears<E: Float, const N: usize>(
     let found = weights.into_iter().map(|weight| product_of(OP, x, weight)).collect::<Result<Vec<_>, _>>()?;
     let gpu = &device.device;
     let make = || {
-        let mut out = Vec::with_capacity(N);
-        for (_, size) in &found {
-            out.push(Tensor { values: device.output(size.rows * size.outer)?, width: size.outer });
-        }
+        let mut out = outputs(device, &found)?;
         let mut few = Vec::with_capacity(N);
         for ((weight, size), y) in found.iter().zip(&mut out) {
             if is_few(*weight, *size) {
@@ -66,9 +79,7 @@ pub(super) fn linears<E: Float, const N: usize>(
         }
         Ok(out)
     };
-    let out: Vec<Tensor<E>> = make().map_err(failed(OP))?;
-    let made = out.len();
-    out.try_into().map_err(|_| OpError::shape(OP, N, made))
+    all(OP, make().map_err(failed(OP))?)
 }
 
 /// The same of the norm of rows, which every block makes of one or two.
@@ -87,10 +98,7 @@ pub(super) fn norm_linears<E: Float, const N: usize>(
     }
     let (weight, offset, eps) = (weight_of(OP, norm, width)?, offset_of(norm.style), norm.eps);
     let make = || {
-        let mut out = Vec::with_capacity(N);
-        for (_, size) in &found {
-            out.push(Tensor { values: device.output(size.rows * size.outer)?, width: size.outer });
-        }
+        let mut out = outputs(device, &found)?;
         let parts = found.iter().zip(&mut out).map(|((weight, size), y)| FewPart {
             weight: *weight,
             outer: size.outer,
@@ -100,9 +108,7 @@ pub(super) fn norm_linears<E: Float, const N: usize>(
         norm_product_few(&device.device, normed, [rows, width], parts.collect())?;
         Ok(out)
     };
-    let out: Vec<Tensor<E>> = make().map_err(failed(OP))?;
-    let made = out.len();
-    out.try_into().map_err(|_| OpError::shape(OP, N, made))
+    all(OP, make().map_err(failed(OP))?)
 }
 
 pub(super) fn add_experts<E: Float>(
