@@ -66,7 +66,7 @@ impl Pace {
         let beside = rows(|counters| counters.rows_decoded + counters.rows_composed);
         let predicted = self.measured.span_of(live + beside, built).0;
         let moved = (now.duration_since(begun).as_secs_f64() * 1e3 / predicted).ln();
-        // None before anything is measured.
+        // What took no time, or was predicted to take none, says nothing.
         if moved.is_finite() {
             self.slower += (moved - self.slower) * SHARE;
         }
