@@ -63,8 +63,8 @@ pub struct ExpertsFew<'a, E: Float> {
 }
 
 /// `out += sum of share times down(silu(gate x) * up x)` over what each row chose, and the shared expert: three launches, two
-/// of one row, in which every weight that somebody chose streams once for each eight of its rows. A row's results do not
-/// depend on the other rows.
+/// of one row with few and narrow experts, in which every weight that somebody chose streams once for each eight of its
+/// rows. A row's results do not depend on the other rows.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, for other formats than bf16, or too many rows;
@@ -122,7 +122,8 @@ impl<E: Float> ExpertsFew<'_, E> {
         let scored = match &*self.choice {
             Choice::Made(_) => true,
             Choice::ToMake { logits, .. } => {
-                chooses_in_place(rows, top) && logits.len() == rows * experts && experts <= MOST_EXPERTS
+                let fits = top <= experts && experts <= MOST_EXPERTS;
+                chooses_in_place(rows, top) && logits.len() == rows * experts && fits
             }
         };
         let fits = top > 0 && top * rows == chosen.len() && weights.len() == chosen.len() && scored;

@@ -60,7 +60,7 @@ pub struct SumAndNorm<'a, E: Float> {
 }
 
 /// [`add_norm`](crate::add_norm) into rows of their own, and scores of the norms with the bits of
-/// [`product_few`](crate::product_few), in one launch: of at most two rows of bf16, 8192 wide, and 256 experts in all. The
+/// [`product_few`](crate::product_few), in one launch: of at most two rows of bf16, 8192 wide, and 1024 experts in all. The
 /// choice is left to who needs it.
 ///
 /// # Errors

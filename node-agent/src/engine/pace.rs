@@ -28,8 +28,14 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Begins anew with these times.
-    pub(super) fn set(&mut self, measured: Calibration) {
+    /// Begins anew with these times. Where fewer rows took longer than more, the machine was busy, and they count as long as
+    /// those: a curve that falls says, prolonged, that long prompts take no time at all, which no span could correct.
+    pub(super) fn set(&mut self, mut measured: Calibration) {
+        let mut most = Millis(f64::INFINITY);
+        for (_, time) in measured.prefill.iter_mut().rev() {
+            most = Millis(time.0.min(most.0));
+            *time = most;
+        }
         *self = Self { measured, slower: 0.0, span: None };
     }
 
@@ -60,7 +66,7 @@ impl Pace {
         let beside = rows(|counters| counters.rows_decoded + counters.rows_composed);
         let predicted = self.measured.span_of(live + beside, built).0;
         let moved = (now.duration_since(begun).as_secs_f64() * 1e3 / predicted).ln();
-        // None before anything is measured.
+        // What took no time, or was predicted to take none, says nothing.
         if moved.is_finite() {
             self.slower += (moved - self.slower) * SHARE;
         }
@@ -143,6 +149,20 @@ mod tests {
         let mut machine = Machine::new();
         machine.span(2000, |done| done.rows_live += 200);
         assert!(machine.factor() < 2.0, "{}", machine.factor());
+    }
+
+    #[test]
+    fn a_curve_that_falls_is_followed_too() {
+        let mut machine = Machine::new();
+        let prefill = [(64, 10.0), (256, 900.0), (1024, 500.0)];
+        let prefill = prefill.map(|(rows, ms)| (Tokens(rows), Millis(ms))).into();
+        machine.pace.set(Calibration { prefill, ..measured() });
+        assert_eq!(machine.pace.now().prefill_of(64), Millis(10.0));
+        for _ in 0..30 {
+            machine.span(5000, |done| done.rows_live += 8000);
+        }
+        let found = machine.pace.now().prefill_of(8000).0;
+        assert!((found / 5000.0).ln().abs() < 1.2_f64.ln(), "{found}");
     }
 
     #[test]

@@ -154,6 +154,9 @@ impl<D: Device> Core<D> {
 
     /// Packs and computes the rows of `shares` and `building`.
     fn compute(&mut self, shares: &[(Age, usize)], building: &[(SegmentKey, usize)]) -> bool {
+        if shares.is_empty() && building.is_empty() {
+            return false;
+        }
         self.give();
         let mut step = Step::new();
         for (age, rows) in shares {

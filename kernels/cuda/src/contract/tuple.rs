@@ -15,7 +15,7 @@ use crate::device::Arrival;
 use crate::memory::{Float, Table, upload};
 use crate::pack::{Tiles, to_compute, widen};
 use crate::programs::stored_for;
-use crate::{Buffer, Device};
+use crate::{Buffer, Device, Error};
 
 pub(super) use built::{BuiltLayer, adopt, finish, keeps, land};
 
@@ -47,9 +47,18 @@ enum Tail<E: Float> {
 pub struct FullParts {
     pub(super) pages: BodyPages,
     pub(super) tokens: usize,
-    /// What has yet to go to the pages, when the first step needs it there: they are written in the order of kernels.
-    staged: Mutex<Option<Staged>>,
+    kv: Mutex<Kv>,
     arrival: Arrival,
+}
+
+/// Where keys and values of a body are.
+enum Kv {
+    /// In their pages.
+    Here,
+    /// They go there when the first step needs them: pages are written in the order of kernels.
+    Staged(Staged),
+    /// A step that should have brought them there failed.
+    Lost,
 }
 
 /// Keys and behind them values as they are stored, or as another device computed them: `[kv heads, tokens, width]` each.
@@ -125,15 +134,27 @@ impl FullParts {
         shape: &FullShape,
         (layer, page_tokens): (&mut LayerPages<E>, usize),
     ) -> crate::Result<()> {
-        // A panic while it was held leaves it whole.
-        let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Staged { stored, dtype }) = staged else { return Ok(()) };
+        // A panic while it was held leaves them lost.
+        let mut kv = self.kv.lock().unwrap_or_else(PoisonError::into_inner);
+        let Staged { stored, dtype } = match std::mem::replace(&mut *kv, Kv::Lost) {
+            Kv::Staged(staged) => staged,
+            Kv::Here => {
+                *kv = Kv::Here;
+                return Ok(());
+            }
+            Kv::Lost => {
+                let found = "lost in a step that failed";
+                return Error::unless(false, "keys and values of a body", "in their pages", found);
+            }
+        };
         let FullShape { kv_heads, key: width, .. } = *shape;
         let rows = to_compute(device, (dtype, width), stored)?;
         let places = places_of(&self.pages.pages, 0..self.tokens, (kv_heads, page_tokens));
         let places = Table::new(device, &places)?;
         let moved = KvRows { kv_heads, width, page_tokens, places: &places, order: KvOrder::Heads };
-        moved.store_both(device, &rows, [&mut layer.key, &mut layer.value])
+        moved.store_both(device, &rows, [&mut layer.key, &mut layer.value])?;
+        *kv = Kv::Here;
+        Ok(())
     }
 }
 
@@ -245,7 +266,7 @@ fn full_parts(
     let (dtype, half) = (key.shape.dtype, key.bytes.len());
     let parts = vec![(0, key.bytes), (half, value.bytes)];
     let (stored, arrival) = upload(device, 2 * half, parts)?;
-    Ok(FullParts { pages, tokens, staged: Mutex::new(Some(Staged { stored, dtype })), arrival })
+    Ok(FullParts { pages, tokens, kv: Mutex::new(Kv::Staged(Staged { stored, dtype })), arrival })
 }
 
 /// Where tokens lie in pages, as the kernels count.

@@ -77,8 +77,15 @@ pub(crate) struct RecordedGraph(pub(crate) CudaGraph);
 // SAFETY: it belongs to no thread, and whoever launches it has it to himself.
 unsafe impl Send for RecordedGraph {}
 
-// Above this a kernel must ask for its dynamic shared memory.
-const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+// Above this a kernel asks for its dynamic shared memory: with what it has of its own, less than the 48 KB that need no asking.
+const SHARED_WITHOUT_ASKING: u32 = 32 << 10;
+
+/// A kernel, and the dynamic shared memory that it may have.
+#[derive(Clone)]
+struct Function {
+    function: CudaFunction,
+    shared: u32,
+}
 
 /// One device with one stream and all kernels loaded.
 pub(crate) struct Context {
@@ -88,7 +95,7 @@ pub(crate) struct Context {
     pub(crate) capability: (i32, i32),
     pub(crate) multiprocessors: usize,
     modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
-    functions: Mutex<HashMap<String, CudaFunction>>,
+    functions: Mutex<HashMap<String, Function>>,
     pub(crate) spare: Mutex<Spare>,
     pub(crate) tables: Mutex<Tables>,
     pub(crate) arena: Arena<CudaSlice<u8>>,
@@ -203,23 +210,30 @@ impl Context {
         unsafe { products.run(&self.stream, product, [x, weight, y]) }
     }
 
+    /// The kernel, which may have so many bytes of dynamic shared memory: the most that any of its launches asked for so far.
     pub(crate) fn function(&self, kernel: &str, shared: u32) -> Result<CudaFunction> {
         // A panic while the map was held leaves it whole: entries go in complete.
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.get(kernel) {
+        let known = functions.get(kernel).cloned();
+        if let Some(Function { function, shared: most }) = &known
+            && *most >= shared
+        {
             return Ok(function.clone());
         }
-        let (_, module) = self
-            .modules
-            .iter()
-            .find(|(kernels, _)| kernels.contains(&kernel))
-            .ok_or_else(|| Error::FindKernel { kernel: kernel.to_owned() })?;
-        let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
+        let function = match known {
+            Some(known) => known.function,
+            None => {
+                let found = self.modules.iter().find(|(kernels, _)| kernels.contains(&kernel));
+                let (_, module) = found.ok_or_else(|| Error::FindKernel { kernel: kernel.to_owned() })?;
+                module.load_function(kernel).map_err(failed("find a kernel"))?
+            }
+        };
         if shared > SHARED_WITHOUT_ASKING {
             let size = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             function.set_attribute(size, shared as i32).map_err(failed("set a kernel's shared memory"))?;
         }
-        functions.insert(kernel.to_owned(), function.clone());
+        let shared = shared.max(SHARED_WITHOUT_ASKING);
+        functions.insert(kernel.to_owned(), Function { function: function.clone(), shared });
         Ok(function)
     }
 }

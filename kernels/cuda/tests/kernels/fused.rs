@@ -248,12 +248,25 @@ fn a_step_of_more_rows_does_not_choose_in_every_block() {
 }
 
 #[test]
+fn a_row_does_not_choose_more_experts_than_there_are() {
+    on_devices(|device| {
+        let mixture = Mixture::random([1, 5, 4], [32, 32, 0], [false; 2]);
+        let form = Form { chooses: true, renormalise: true, times: 1 };
+        let message = mixture.tried(device, form).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.starts_with("assignments must be"), "{message}");
+    });
+}
+
+#[test]
 fn sums_norms_and_scores_in_one_have_the_bits_of_the_launches_apart() {
     for (rows, counts, has_gate) in [
         ([1, 96], [2, 40], true),
         ([2, 2080], [3, 17], false),
         ([1, 4128], [5, 33], true),
         ([2, 544], [8, 8], true),
+        // The same kernel with more shared memory than before: under what a GPU gives unasked, and over it.
+        ([1, 7680], [1, 1], false),
+        ([2, 8192], [2, 3], true),
     ] {
         let scored = Scored::random(rows, counts, has_gate);
         let len = rows[0] * rows[1];
@@ -293,6 +306,11 @@ fn norms_that_every_block_makes_have_the_bits_of_the_launches_apart() {
         (2, 2080, vec![(17, false)]),
         (1, 4160, vec![(33, true), (1, false), (2, false), (16, true)]),
         (2, 576, vec![(24, true)]),
+        // The same kernels with more shared memory than before: under what a GPU gives unasked, and over it.
+        (1, 7680, vec![(3, false)]),
+        (2, 8192, vec![(3, false)]),
+        (1, 7680, vec![(16, true)]),
+        (2, 8192, vec![(16, true)]),
     ] {
         let (x, norm) = (random(rows * inner, 1.0), exact(inner));
         let weight = |&(outer, is_coded): &(usize, bool)| match is_coded {

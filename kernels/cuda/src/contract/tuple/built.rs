@@ -11,7 +11,7 @@ use hypic_kernels::op::{Export, HostLayer, OpError};
 
 use super::super::memory::{BodyPages, LayerPages, Pages, PagesTaken};
 use super::super::{CudaDevice, failed};
-use super::{FullParts, LayerParts, LinearParts, Staged, Tail, places_of};
+use super::{FullParts, Kv, LayerParts, LinearParts, Staged, Tail, places_of};
 use crate::attention::{KvOrder, KvRows};
 use crate::device::{Arrival, Mark};
 use crate::memory::{self, Element, Float, Fresh, Table, fetch};
@@ -86,7 +86,7 @@ impl<E: Float> BodyKv<E> {
             moved.store(device, [&self.rows[0], &self.rows[1]], [&mut layer.key, &mut layer.value])
         };
         write().map_err(failed("adopt"))?;
-        Ok(FullParts { pages, tokens: self.tokens, staged: Mutex::new(None), arrival: Arrival::HERE })
+        Ok(FullParts { pages, tokens: self.tokens, kv: Mutex::new(Kv::Here), arrival: Arrival::HERE })
     }
 }
 
@@ -171,8 +171,8 @@ pub(in crate::contract) fn adopt<E: Float>(
             let sent = kv.rows.each_ref().map(Buffer::sent);
             let fetched = fetch(device, (&sent, &built.ready), Arc::<BuiltLayer<E>>::clone(built));
             let (stored, arrival) = fetched.map_err(failed(OP))?;
-            let staged = Mutex::new(Some(Staged { stored, dtype: E::DTYPE }));
-            Ok(LayerParts::Full(FullParts { pages, tokens, staged, arrival }))
+            let kv = Mutex::new(Kv::Staged(Staged { stored, dtype: E::DTYPE }));
+            Ok(LayerParts::Full(FullParts { pages, tokens, kv, arrival }))
         }
         _ => Err(OpError::shape(OP, "the layer's kind", layer)),
     }

@@ -396,6 +396,23 @@ fn layers_of_another_device_are_waited_for() {
     }
 }
 
+/// Keys and values that a step has failed to bring to their pages are not read as if they were there.
+#[test]
+fn a_body_of_a_step_that_failed_stays_an_error() {
+    let (device, spec, mut rng) = (poisoned::<bf16>(), spec(), StdRng::seed_from_u64(6));
+    let mut pages = device.pages(&spec, 2, PAGE).unwrap();
+    let host = random_layer(&mut rng, device.format(&TupleFormat::default()), 1, &[]);
+    let LayerParts::Full(parts) = device.import(1, &spec, &mut pages, &host).unwrap() else {
+        panic!("a linear layer");
+    };
+    device.device.wait_for_copy(parts.arrival).unwrap();
+    let layer = pages.layer_mut("test", 1).unwrap();
+    let mut settle = |shape: &FullShape| parts.settle(&device.device, shape, (&mut *layer, PAGE));
+    assert!(settle(&FullShape { kv_heads: 3, ..FULL }).is_err());
+    let message = settle(&FULL).unwrap_err().to_string();
+    assert!(message.ends_with("not lost in a step that failed"), "{message}");
+}
+
 #[test]
 fn what_is_not_finite_is_stored_as_such() {
     let device = Device::fibers(Order::Forward);
