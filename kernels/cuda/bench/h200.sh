@@ -26,7 +26,7 @@ step() {
   echo "== $name: $((SECONDS - begun)) s"
 }
 wanted() { [[ " $steps " == *" $1 "* ]]; }
-quick=(attention conv_warm norm pack rotate rows random compose_seam gdn_chunks recurrence::a_split recurrence::a_segment recurrence::chunks)
+quick=(attention conv_warm norm pack rotate rows random compose_seam gdn_chunks recurrence::a_split recurrence::a_segment recurrence::chunks few fused)
 raced=(conv_warm norm pack rotate rows random compose_seam recurrence::a_split recurrence::chunks)
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem --format=csv,noheader | tee "$out/machine.txt"
