@@ -62,9 +62,23 @@ fn answers_and_tuples_are_the_same_bits_whoever_builds() {
 fn layers_that_a_worker_builds_come_to_others_in_order() {
     let fixture = random();
     let order = cold(fixture);
-    let wanted = || order.pieces.iter().filter_map(|piece| Some((piece.key?, piece.ids.clone())));
-    let agent = fixture.engine_with(vec![fixture.worker(None)], |config| config.rows = 128);
-    let mut stream = agent.engine.build(wanted().map(to_build));
+    let alone = fixture.engine(|_| {});
+    alone.ask(order.clone()).unwrap();
+    let right = tuples(&alone, &order);
+    // Whoever is free takes the next build: on a busy machine that may never be the worker.
+    let some_by_worker = (0..50).any(|_| {
+        let agent = fixture.engine_with(vec![fixture.worker(None)], |config| config.rows = 128);
+        built_in_order(&agent, fixture, &order);
+        assert_eq!(tuples(&agent, &order), right);
+        agent.engine.load().counters.built_by_workers > 0
+    });
+    assert!(some_by_worker);
+}
+
+/// Builds what `order` needs, and looks at what comes of it meanwhile.
+fn built_in_order(agent: &Agent, fixture: &Fixture, order: &Order) {
+    let wanted = order.pieces.iter().filter_map(|piece| Some((piece.key?, piece.ids.clone())));
+    let mut stream = agent.engine.build(wanted.map(to_build));
     let (mut next, mut built) = (std::collections::HashMap::new(), 0);
     while let Some(event) = stream.blocking_next() {
         match event {
@@ -82,10 +96,6 @@ fn layers_that_a_worker_builds_come_to_others_in_order() {
     }
     assert_eq!(built, SEGMENTS.len());
     agent.assert_all_free();
-    assert!(agent.engine.load().counters.built_by_workers > 0);
-    let alone = fixture.engine(|_| {});
-    alone.ask(order.clone()).unwrap();
-    assert_eq!(tuples(&agent, &order), tuples(&alone, &order));
 }
 
 /// A model whose layers go wrong.
