@@ -42,19 +42,27 @@ fn answers_and_tuples_are_the_same_bits_whoever_builds() {
         [(tiny(), TupleFormat::default()), (random(), TupleFormat::default()), (random(), TupleFormat::EXACT)]
     {
         let order = cold(fixture);
-        let [alone, with_one, with_two] = [0, 1, 2].map(|count| {
+        let with = |count: usize| {
             let workers = (0..count).map(|_| fixture.worker(None)).collect();
             let agent = fixture.engine_with(workers, |config| (config.format, config.rows) = (format, 128));
             let answer = agent.ask(order.clone()).unwrap();
             let counters = agent.engine.load().counters;
             assert_eq!(counters.built, SEGMENTS.len() as u64);
-            assert_eq!(counters.built_by_workers > 0, count > 0);
             assert_eq!(counters.builds_taken_back, 0);
             agent.assert_all_free();
-            (answer.bits(), tuples(&agent, &order))
-        });
-        assert!(alone == with_one);
-        assert!(alone == with_two);
+            ((answer.bits(), tuples(&agent, &order)), counters.built_by_workers)
+        };
+        let (alone, by_workers) = with(0);
+        assert_eq!(by_workers, 0);
+        for count in [1, 2] {
+            // Whoever is free takes the next build: on a busy machine that may never be a worker.
+            let some_by_workers = (0..20).any(|_| {
+                let (found, by_workers) = with(count);
+                assert!(alone == found, "{count} workers");
+                by_workers > 0
+            });
+            assert!(some_by_workers, "{count} workers");
+        }
     }
 }
 
@@ -65,7 +73,6 @@ fn layers_that_a_worker_builds_come_to_others_in_order() {
     let alone = fixture.engine(|_| {});
     alone.ask(order.clone()).unwrap();
     let right = tuples(&alone, &order);
-    // Whoever is free takes the next build: on a busy machine that may never be the worker.
     let some_by_worker = (0..50).any(|_| {
         let agent = fixture.engine_with(vec![fixture.worker(None)], |config| config.rows = 128);
         built_in_order(&agent, fixture, &order);
