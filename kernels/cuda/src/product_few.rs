@@ -112,9 +112,7 @@ impl Grid {
         }
         Ok(Self::of([rows, inner], parts.iter().map(|part| part.outer)))
     }
-}
 
-impl Grid {
     /// For products of so many sums each, whose sizes fit.
     pub(crate) fn of([rows, inner]: [usize; 2], outers: impl Iterator<Item = usize>) -> Self {
         let Shares { split, tiles: each } = shares_of(inner);

@@ -118,18 +118,13 @@ impl Bench {
     fn compose_as_they_come(
         &mut self,
         bodies: &[Body],
-        mut await_layer: impl FnMut(&mut Self, usize) -> Result<()>,
+        await_layer: impl FnMut(&mut Self, usize) -> Result<()>,
     ) -> Result<()> {
         self.device.reset_slot(&mut self.states, 0)?;
         let runs = self.warm_runs(bodies, SEGMENTS);
         let rows = SEGMENTS * SEAM + QUERY;
         let plan = Plan { ids: self.ids(rows), runs };
-        let mut x = self.loaded.model.embed(&self.device, &plan)?;
-        for layer in 0..self.loaded.spec.layers.len() {
-            await_layer(self, layer)?;
-            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
-            x = self.loaded.model.layer(&self.device, layer, &plan, memory, x)?;
-        }
+        let x = self.by_layers(&plan, await_layer)?;
         check_finite(&self.loaded.model.logits(&self.device, &x, &[(rows - 1, Need::Largest(1))])?)
     }
 

@@ -126,22 +126,31 @@ impl Bench {
 
     /// One step, and what is needed of the logits of some rows; without any of them only the layers.
     fn forward(&mut self, plan: &Plan<Gpu>, needs: &[(usize, Need)]) -> Result<Vec<Logits>> {
-        let model = &self.loaded.model;
         let x = if self.is_eager {
-            let mut x = model.embed(&self.device, plan)?;
-            for layer in 0..self.loaded.spec.layers.len() {
-                let memory = Memory { states: &mut self.states, pages: &mut self.pages };
-                x = model.layer(&self.device, layer, plan, memory, x)?;
-            }
-            x
+            self.by_layers(plan, |_, _| Ok(()))?
         } else {
             let memory = Memory { states: &mut self.states, pages: &mut self.pages };
-            model.step(&self.device, plan, memory)?
+            self.loaded.model.step(&self.device, plan, memory)?
         };
         match needs.is_empty() {
             true => Ok(self.device.wait().map(|()| Vec::new())?),
-            false => Ok(model.logits(&self.device, &x, needs)?),
+            false => Ok(self.loaded.model.logits(&self.device, &x, needs)?),
         }
+    }
+
+    /// One step layer by layer, each behind `before` it.
+    fn by_layers(
+        &mut self,
+        plan: &Plan<Gpu>,
+        mut before: impl FnMut(&mut Self, usize) -> Result<()>,
+    ) -> Result<<Gpu as hypic_kernels::op::Device>::Tensor> {
+        let mut x = self.loaded.model.embed(&self.device, plan)?;
+        for layer in 0..self.loaded.spec.layers.len() {
+            before(self, layer)?;
+            let memory = Memory { states: &mut self.states, pages: &mut self.pages };
+            x = self.loaded.model.layer(&self.device, layer, plan, memory, x)?;
+        }
+        Ok(x)
     }
 
     /// Each layer of one step of `rows` rows by itself: the first linear and the first full one.

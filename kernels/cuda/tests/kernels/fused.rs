@@ -238,23 +238,16 @@ fn of_routed(routed: &Routed) -> [Vec<u32>; 2] {
 }
 
 #[test]
-fn a_step_of_more_rows_does_not_choose_in_every_block() {
-    on_devices(|device| {
-        let mixture = Mixture::random([2, 2, 4], [32, 32, 0], [false; 2]);
-        let form = Form { chooses: true, renormalise: true, times: 1 };
-        let message = mixture.tried(device, form).err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(message.starts_with("assignments must be"), "{message}");
-    });
-}
-
-#[test]
-fn a_row_does_not_choose_more_experts_than_there_are() {
-    on_devices(|device| {
-        let mixture = Mixture::random([1, 5, 4], [32, 32, 0], [false; 2]);
-        let form = Form { chooses: true, renormalise: true, times: 1 };
-        let message = mixture.tried(device, form).err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(message.starts_with("assignments must be"), "{message}");
-    });
+fn neither_a_step_of_more_rows_nor_more_experts_than_there_are_is_chosen_in_place() {
+    for counts in [[2, 2, 4], [1, 5, 4]] {
+        on_devices(|device| {
+            let mixture = Mixture::random(counts, [32, 32, 0], [false; 2]);
+            let form = Form { chooses: true, renormalise: true, times: 1 };
+            let message =
+                mixture.tried(device, form).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(message.starts_with("assignments must be"), "{counts:?}: {message}");
+        });
+    }
 }
 
 #[test]
