@@ -329,7 +329,7 @@ impl Device for CpuDevice {
         let scores = self.linear(x, weight)?;
         crate::check::equal("scores", "needs", scores.rows(), needs.len())?;
         let rows = scores.values.chunks_exact(scores.width.max(1));
-        Ok(rows.zip(needs).map(|(row, need)| Logits::of_row(row, *need)).collect())
+        Ok(rows.zip(needs).map(|(row, need)| Logits::of_row(row, need)).collect())
     }
 
     fn rms_norm(

@@ -41,9 +41,24 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);
     let status = command.status().with_context(|| format!("start '{shown}'"))?;
     if !status.success() {
-        bail!("'{shown}' ended with {status}");
+        bail!("'{shown}' ended with {status}{}", full_disk(&target()).unwrap_or_default());
     }
     Ok(())
+}
+
+/// What to say beside a failure while the disk of `folder` is full: compilers and assemblers then fail with all but the reason.
+fn full_disk(folder: &Path) -> Option<String> {
+    const LITTLE: u64 = 1 << 30;
+    let existing = folder.ancestors().find(|folder| folder.exists())?;
+    let disk = rustix::fs::statvfs(existing).ok()?;
+    let free = disk.f_bavail * disk.f_frsize;
+    let place = existing.display();
+    (free < LITTLE).then(|| {
+        format!(
+            "; the disk of {place} has only {} MB left: free some, the README says how much is needed",
+            free >> 20
+        )
+    })
 }
 
 /// Runs cargo in the workspace's root.

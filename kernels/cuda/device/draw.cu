@@ -26,6 +26,21 @@ DEV int place_of(const double* shares, int count, double& left) {
   return last;
 }
 
+// An addend on one logit.
+struct Change {
+  uint32_t row, token;
+  float addend;
+};
+
+// logits [rows, width] += addends, each token of a row once; tokens beyond the width are passed over. One thread per change.
+KERNEL(DRAW_THREADS, change_logits)(const Change* __restrict__ changes, float* __restrict__ logits, int width, uint32_t count) {
+  const uint32_t at = blockIdx.x * DRAW_THREADS + threadIdx.x;
+  if (at >= count) return;
+  const Change change = changes[at];
+  if (change.token < (uint32_t)width) logits[(size_t)change.row * width + change.token] += change.addend;
+}
+REGISTER(change_logits)
+
 // The weights of each part of each row that is drawn from, added up: sums [draws, parts]. Rows of logits [.., width], and what `top_of_rows`
 // found of them, [.., 2 most + 1]. One block per part and draw.
 KERNEL(DRAW_THREADS, draw_sums)(const float* __restrict__ logits, const float* __restrict__ found, const uint32_t* __restrict__ rows,
@@ -48,10 +63,10 @@ KERNEL(DRAW_THREADS, draw_sums)(const float* __restrict__ logits, const float* _
 }
 REGISTER(draw_sums)
 
-// The token of each draw and its logit [draws]: the part in which its number lies, then the run of tokens, then the token. One block per draw.
+// The token of each draw and its logit, and the weight of its row [draws]: the part in which its number lies, then the run of tokens, then the token. One block per draw.
 KERNEL(DRAW_THREADS, draw_tokens)(const float* __restrict__ logits, const float* __restrict__ found, const uint32_t* __restrict__ rows,
                                   const DrawnBy* __restrict__ by, const double* __restrict__ sums, uint32_t* __restrict__ tokens,
-                                  float* __restrict__ values, int width, int most, int parts) {
+                                  float* __restrict__ values, double* __restrict__ whole, int width, int most, int parts) {
   SHARED double weights[DRAW_PART], runs[DRAW_PART / DRAW_RUN], left;
   SHARED int first;
   const int thread = threadIdx.x;
@@ -64,6 +79,7 @@ KERNEL(DRAW_THREADS, draw_tokens)(const float* __restrict__ logits, const float*
     double sum = 0., rest;
 #pragma unroll 8
     for (int i = 0; i < parts; ++i) sum += sums[i];
+    whole[blockIdx.x] = sum;
     rest = by[blockIdx.x].uniform * sum;
     first = place_of(sums, parts, rest) * DRAW_PART;
     left = rest;

@@ -20,12 +20,52 @@ pub struct Draw {
     pub uniform: f64,
 }
 
+/// An addend on one logit; as in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// The row.
+    pub row: u32,
+    /// The token.
+    pub token: u32,
+    /// The addend.
+    pub addend: f32,
+}
+
+/// Adds to `logits`, `[rows, width]`; tokens that a row does not have are passed over. `changes` name a token of a row once.
+///
+/// # Errors
+/// [`Error::CheckShape`] when a row is not there or the sizes do not fit; [`Error::CallDriver`] when a launch fails.
+pub fn change_logits(
+    device: &Device,
+    logits: &mut Buffer<f32>,
+    width: usize,
+    changes: &[Change],
+) -> Result<()> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let rows = table_rows(logits, width, 1)?;
+    let most = changes.iter().map(|change| change.row as usize).max().unwrap_or(0);
+    Error::unless(most < rows, "the row of a change", format!("one of {rows}"), most)?;
+    let words: Vec<u32> =
+        changes.iter().flat_map(|change| [change.row, change.token, change.addend.to_bits()]).collect();
+    let words = Buffer::from_slice(device, &words)?;
+    Launch::new(device, "change_logits", [changes.len().div_ceil(THREADS), 1, 1], THREADS)
+        .read(&words)
+        .write(logits)
+        .int(width)
+        .int(changes.len())
+        .run()
+}
+
 /// What was drawn.
 pub struct DrawnLogits {
     /// The tokens, `[draws]`; of a row with a logit that is not finite any one.
     pub tokens: Buffer<u32>,
     /// Their logits, `[draws]`.
     pub values: Buffer<f32>,
+    /// `Σ exp((logit - largest) / temperature)` of their rows, `[draws]`.
+    pub weights: Buffer<f64>,
 }
 
 /// Draws tokens from rows of `logits`, `[rows, width]`, of which `top` are the largest.
@@ -66,6 +106,7 @@ pub fn draw_logits(
     let mut sums: Buffer<f64> = Buffer::fresh(device, draws.len() * parts, Fresh::Anything)?;
     let mut tokens = Buffer::fresh(device, draws.len(), Fresh::Anything)?;
     let mut values = Buffer::fresh(device, draws.len(), Fresh::Anything)?;
+    let mut weights = Buffer::fresh(device, draws.len(), Fresh::Anything)?;
     Launch::new(device, "draw_sums", [parts, draws.len(), 1], THREADS)
         .read(logits)
         .read(&top.found)
@@ -83,9 +124,10 @@ pub fn draw_logits(
         .read(&sums)
         .write(&mut tokens)
         .write(&mut values)
+        .write(&mut weights)
         .int(width)
         .int(most)
         .int(parts)
         .run()?;
-    Ok(DrawnLogits { tokens, values })
+    Ok(DrawnLogits { tokens, values, weights })
 }

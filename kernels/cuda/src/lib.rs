@@ -78,7 +78,7 @@ pub use contexts::{Context, Contexts, Token};
 pub use contract::CudaDevice;
 pub use conv_warm::{ConvWarm, RawRow, Span, TAPS, conv_warm};
 pub use device::{Device, Order};
-pub use draw::{Draw, DrawnLogits, draw_logits};
+pub use draw::{Change, Draw, DrawnLogits, change_logits, draw_logits};
 pub use error::Error;
 pub use experts::{Routes, Sent, route};
 pub use experts_few::{ExpertWeights, ExpertsFew, experts_few};

@@ -37,7 +37,7 @@ pub trait Model<D: Device>: Send + Sync {
 
     /// All logits of the rows at `rows`, `[rows.len(), vocab]`.
     fn all_logits(&self, device: &D, x: &D::Tensor, rows: &[usize]) -> Result<Vec<f32>, OpError> {
-        let rows: Vec<_> = rows.iter().map(|row| (*row, Need::All)).collect();
+        let rows: Vec<_> = rows.iter().map(|row| (*row, Need::all())).collect();
         Ok(self.logits(device, x, &rows)?.into_iter().filter_map(Logits::into_all).flatten().collect())
     }
 }

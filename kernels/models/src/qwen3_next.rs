@@ -107,7 +107,7 @@ impl<D: Device> Model<D> for Qwen3Next<D> {
     }
 
     fn logits(&self, device: &D, x: &D::Tensor, rows: &[(usize, Need)]) -> Result<Vec<Logits>, OpError> {
-        let (rows, needs): (Vec<_>, Vec<_>) = rows.iter().copied().unzip();
+        let (rows, needs): (Vec<_>, Vec<_>) = rows.iter().cloned().unzip();
         let Norm { weight, width, style, eps } = self.norm(&self.norm);
         let normed = device.rms_norm(&device.select(x, &rows)?, weight, width, style, eps)?;
         device.scores(&normed, self.head.as_ref().unwrap_or(&self.embedding), &needs)

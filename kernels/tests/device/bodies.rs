@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use hypic_domain::id::ModelId;
-use hypic_domain::logits::{Logits, Need};
+use hypic_domain::logits::{Logits, MASKED, Need, Portion};
 use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_domain::tuple::{PartKind, TupleFormat};
 use hypic_domain::unit::Tokens;

@@ -64,29 +64,58 @@ fn row_ops_equal_the_reference_on_one_and_on_two_threads() {
             let found = device.linear(&tx, &placed).unwrap();
             within(Compared::Linear, &device.to_host(&found).unwrap(), &right);
             // Scores are sums in fp32 whatever the device computes in, and the inputs are exact in every format.
-            let found = device.scores(&tx, &placed, &vec![Need::All; rows]).unwrap();
+            let found = device.scores(&tx, &placed, &vec![Need::all(); rows]).unwrap();
             let found: Vec<f32> = found.into_iter().filter_map(Logits::into_all).flatten().collect();
             assert!(error(&found, &right) <= bound(Compared::Linear, Dtype::F32));
             if rows > 65 {
                 continue;
             }
-            let draw = |uniform| Need::Draw { temperature: 0.8, uniform, largest: 2 };
-            let needs = [Need::Largest(1), draw(0.3), Need::All, draw(0.0), Need::Largest(9), draw(0.9)];
-            let needs: Vec<Need> = needs.into_iter().cycle().take(rows).collect();
-            let part = device.scores(&tx, &placed, &needs).unwrap();
-            assert!(device.scores(&tx, &placed, &needs[1..]).is_err());
-            for ((part, row), need) in part.iter().zip(found.chunks_exact(out)).zip(needs) {
-                let landed = |of: &Logits| match of {
-                    Logits::Largest { largest, log_sum } => (None, largest.clone(), *log_sum),
-                    Logits::Drawn { drawn, largest, log_sum } => (*drawn, largest.clone(), *log_sum),
-                    Logits::All(row) => (None, row.iter().map(|x| (0, *x)).collect(), 0.0),
-                };
-                let (drawn, part, sum) = landed(part);
-                let (right_drawn, right, right_sum) = landed(&Logits::of_row(row, need));
-                assert_eq!((drawn, part), (right_drawn, right));
-                assert!((sum - right_sum).abs() < 1e-5 * (1.0 + right_sum.abs()), "{sum} for {right_sum}");
-            }
+            portions_of_scores(&device, (&tx, &placed), &found, out);
         }
+    }
+}
+
+/// Every need of the scores of `x` by `weight`, against what is needed of `rows`, which are all of them.
+fn portions_of_scores(
+    device: &TestDevice,
+    (x, weight): (&<TestDevice as Device>::Tensor, &<TestDevice as Device>::Weight),
+    rows: &[f32],
+    width: usize,
+) {
+    let draw = |uniform| Portion::Draw { temperature: 0.8, uniform, largest: 2 };
+    let nucleus = |top_p, largest| Portion::Nucleus { temperature: 0.3, top_p, largest };
+    let portions = [
+        Portion::Largest(1),
+        draw(0.3),
+        Portion::All,
+        nucleus(0.8, 0),
+        draw(0.0),
+        Portion::Largest(9),
+        nucleus(0.97, 3),
+        draw(0.9),
+    ];
+    let addends =
+        Arc::new(vec![(0, MASKED), (width as u32 / 2 + 1, 2.5), (width as u32, 1.0), (u32::MAX, 1.0)]);
+    let need = |(row, portion): (usize, Portion)| match row % 3 {
+        0 => Need { portion, addends: Arc::clone(&addends) },
+        _ => portion.into(),
+    };
+    let count = rows.len() / width;
+    let needs: Vec<Need> = (0..count).zip(portions.into_iter().cycle()).map(need).collect();
+    let found = device.scores(x, weight, &needs).unwrap();
+    assert!(device.scores(x, weight, &needs[1..]).is_err());
+    for ((found, row), need) in found.iter().zip(rows.chunks_exact(width)).zip(&needs) {
+        let landed = |of: &Logits| match of {
+            Logits::Largest { largest, log_sum } => (None, largest.clone(), *log_sum, 0.0),
+            Logits::Drawn { drawn, largest, log_sum } => (*drawn, largest.clone(), *log_sum, 0.0),
+            Logits::Nucleus { largest, log_sum, weight } => (None, largest.clone(), *log_sum, *weight),
+            Logits::All(row) => (None, row.iter().map(|x| (0, *x)).collect(), 0.0, 0.0),
+        };
+        let (drawn, part, sum, weight) = landed(found);
+        let (right_drawn, right, right_sum, right_weight) = landed(&Logits::of_row(row, need));
+        assert_eq!((drawn, part), (right_drawn, right), "{need:?}");
+        let near = |x: f64, y: f64| (x - y).abs() < 1e-5 * (1.0 + y.abs());
+        assert!(near(sum, right_sum) && near(weight, right_weight), "{found:?} for {need:?}");
     }
 }
 

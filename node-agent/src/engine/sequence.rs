@@ -127,7 +127,7 @@ impl<D: Device> Sequence<D> {
         let others = self.lead.iter().flat_map(|lead| (1..).zip(&lead.others));
         let others = others.map(|(choice, sampling)| Sampler::new(sampling, choice, &self.drawn).need());
         // The distance from the full prefill is over all tokens.
-        let gap = self.lead.as_ref().and(self.prompt.reference.as_ref()).map(|_| Need::All);
+        let gap = self.lead.as_ref().and(self.prompt.reference.as_ref()).map(|_| Need::all());
         let need = others.chain(gap).fold(self.sampler.need(), Need::and);
         (self.computed == self.rows()).then_some(need)
     }

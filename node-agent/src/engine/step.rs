@@ -239,11 +239,12 @@ impl<D: Device> Core<D> {
     ) -> Result<Vec<Option<Logits>>, EngineError> {
         let needs: Vec<Option<Need>> =
             shares.iter().map(|(age, _)| self.running.get(age).and_then(Sequence::need)).collect();
+        let is_needed: Vec<bool> = needs.iter().map(Option::is_some).collect();
         let rows: Vec<(usize, Need)> =
-            ends.iter().zip(&needs).filter_map(|(end, need)| Some((*end, (*need)?))).collect();
+            ends.iter().zip(needs).filter_map(|(end, need)| Some((*end, need?))).collect();
         let mut logits =
             step.logits(&self.device, &*self.model, &rows).map_err(EngineError::run_step)?.into_iter();
-        Ok(needs.into_iter().map(|need| need.and_then(|_| logits.next())).collect())
+        Ok(is_needed.into_iter().map(|is_needed| is_needed.then(|| logits.next()).flatten()).collect())
     }
 
     /// Everybody in a step that failed ends with its error.

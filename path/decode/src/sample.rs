@@ -3,10 +3,14 @@
 //! Order of rules: bias, penalties and masks give the distribution whose log probabilities are reported;
 //! temperature, top-k and top-p then narrow what is drawn from.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
-use hypic_domain::logits::{Logits, MOST_LARGEST, Need, draw, log_sum, weights};
+use hypic_domain::logits::{
+    Logits, MASKED, MOST_LARGEST, Need, Portion, changed, draw, log_sum, nucleus, weights,
+};
 use hypic_domain::sampling::Sampling;
+
+use changes::Changes;
 
 use crate::DecodeError;
 
@@ -30,14 +34,15 @@ pub struct Sampler {
     sampling: Sampling,
     choice: u32,
     drawn: u32,
-    /// Occurrences in the answer, for the penalties.
-    counts: HashMap<u32, u32>,
+    /// Bias and penalties.
+    changes: Changes,
 }
 
 impl Sampler {
     /// A sampler that goes on behind `answered`.
     pub fn new(sampling: &Sampling, choice: u32, answered: &[u32]) -> Self {
-        let mut sampler = Self { sampling: sampling.clone(), choice, drawn: 0, counts: HashMap::new() };
+        let changes = Changes::new(sampling);
+        let mut sampler = Self { sampling: sampling.clone(), choice, drawn: 0, changes };
         for id in answered {
             sampler.accept(*id);
         }
@@ -47,39 +52,35 @@ impl Sampler {
     /// Counts `id` as the answer's next token.
     fn accept(&mut self, id: u32) {
         self.drawn += 1;
-        *self.counts.entry(id).or_default() += 1;
+        self.changes.count(id, &self.sampling);
     }
 
-    /// The stop ids, while the answer may not end yet.
-    fn masked(&self) -> &[u32] {
-        if self.drawn < self.sampling.min_tokens.0 { &self.sampling.stop_ids } else { &[] }
+    /// What logits are changed by: bias, penalties, and the mask of stop ids while the answer may not end yet.
+    fn addends(&self) -> Arc<Vec<(u32, f32)>> {
+        let is_unfinished = self.drawn < self.sampling.min_tokens.0;
+        self.changes.addends(if is_unfinished { &self.sampling.stop_ids } else { &[] })
     }
 
-    /// What [`Sampler::draw`] needs of the next row of logits. The largest, or a draw where the row is, are enough where
-    /// no bias or penalty can lift others, and neither the draw nor a mask under reported probabilities needs other sums.
+    /// What [`Sampler::draw`] needs of the next row of logits.
     pub fn need(&self) -> Need {
-        let sampling = &self.sampling;
-        let lifts = !sampling.logit_bias.is_empty()
-            || sampling.presence_penalty != 0.0
-            || sampling.frequency_penalty != 0.0;
-        let masked = self.masked().len();
-        let reported = sampling.logprobs.map_or(0, |count| count as usize);
-        let is_greedy = sampling.temperature <= 0.0;
-        let is_narrowed = sampling.top_k > 0 || sampling.top_p < 1.0;
-        if lifts || (masked > 0 && sampling.logprobs.is_some()) {
-            return Need::All;
+        match self.portion() {
+            Portion::All => Need::all(),
+            portion => Need { portion, addends: self.addends() },
         }
-        if !is_greedy && !is_narrowed && masked == 0 && reported <= MOST_LARGEST {
-            let (temperature, uniform) = (sampling.temperature, self.uniform());
-            return Need::Draw { temperature, uniform, largest: reported };
-        }
-        let drawn_from = match (is_greedy, sampling.top_k as usize) {
-            (true, _) => 1,
-            (false, 0) => return Need::All,
-            (false, most) => most,
+    }
+
+    fn portion(&self) -> Portion {
+        let &Sampling { temperature, top_p, top_k, logprobs, .. } = &self.sampling;
+        let largest = logprobs.map_or(0, |count| count as usize);
+        let is_greedy = temperature <= 0.0;
+        let portion = match top_k as usize {
+            _ if is_greedy => Portion::Largest(largest.max(1)),
+            0 if top_p < 1.0 => Portion::Nucleus { temperature, top_p, largest },
+            0 => Portion::Draw { temperature, uniform: self.uniform(), largest },
+            most => Portion::Largest(largest.max(most)),
         };
-        let most = drawn_from.max(reported).saturating_add(masked);
-        if most > MOST_LARGEST { Need::All } else { Need::Largest(most) }
+        let is_long = largest > MOST_LARGEST || (!is_greedy && top_k as usize > MOST_LARGEST);
+        if is_long { Portion::All } else { portion }
     }
 
     /// Draws the answer's next token from a row of logits, of which at least [`Sampler::need`] is there. What is drawn
@@ -88,8 +89,8 @@ impl Sampler {
     /// # Errors
     /// A logit that is no number, a row with less than is needed, or nothing left to draw from.
     pub fn draw(&mut self, logits: &Logits) -> Result<Draw, DecodeError> {
-        let draw = match (logits, self.need()) {
-            (Logits::Drawn { drawn, largest, log_sum }, Need::Draw { .. }) => {
+        let draw = match (logits, self.portion()) {
+            (Logits::Drawn { drawn, largest, log_sum }, Portion::Draw { .. }) => {
                 self.drawn(*drawn, largest, *log_sum)?
             }
             _ => self.draw_here(logits)?,
@@ -109,6 +110,9 @@ impl Sampler {
             // An empty row has a sum, of nothing.
             return Err(if log_sum.is_nan() { DecodeError::ReadLogits } else { DecodeError::DrawToken });
         };
+        if logit <= MASKED {
+            return Err(DecodeError::DrawToken);
+        }
         let reported = self.sampling.logprobs.map(|count| count as usize);
         let logprob = |logit: f32| finite(f64::from(logit) - log_sum);
         let top = largest.iter().take(reported.unwrap_or(0));
@@ -121,10 +125,10 @@ impl Sampler {
 
     /// Draws from the row or its largest.
     fn draw_here(&self, logits: &Logits) -> Result<Draw, DecodeError> {
-        let places = self.adjusted(logits)?;
+        let places = self.places(logits)?;
         let values = &places.values;
         let best = argmax(values).ok_or(DecodeError::DrawToken)?;
-        let chosen = if self.sampling.temperature <= 0.0 { best } else { self.draw_from(values) };
+        let chosen = if self.sampling.temperature <= 0.0 { best } else { self.draw_from(&places) };
         let id = places.token(chosen);
         let (logprob, top) = match self.sampling.logprobs {
             None => (None, Vec::new()),
@@ -138,57 +142,43 @@ impl Sampler {
         Ok(Draw { id, logprob, top })
     }
 
-    /// Logits after bias, penalties and the mask of an answer that may not end yet, in f64.
-    fn adjusted<'a>(&self, logits: &'a Logits) -> Result<Places<'a>, DecodeError> {
-        let (largest, log_sum) = match (logits, self.need()) {
-            (Logits::All(row), _) => return self.adjusted_row(row),
+    /// What is drawn from: logits as they were changed.
+    fn places<'a>(&self, logits: &'a Logits) -> Result<Places<'a>, DecodeError> {
+        let (largest, log_sum, weight) = match (logits, self.portion()) {
+            (Logits::All(row), _) => return self.places_of_row(row),
             (
-                Logits::Largest { largest, log_sum } | Logits::Drawn { largest, log_sum, .. },
-                Need::Largest(_),
-            ) => (largest, *log_sum),
-            (_, needed) => return Err(DecodeError::FindLogits { needed }),
+                Logits::Largest { largest, log_sum }
+                | Logits::Drawn { largest, log_sum, .. }
+                | Logits::Nucleus { largest, log_sum, .. },
+                Portion::Largest(_),
+            ) => (largest, *log_sum, None),
+            (Logits::Nucleus { largest, log_sum, weight }, Portion::Nucleus { .. }) => {
+                (largest, *log_sum, Some(*weight))
+            }
+            _ => return Err(DecodeError::FindLogits { needed: self.need() }),
         };
         if !log_sum.is_finite() {
             // An empty row has no sum either, and is no fault of a logit.
             return Err(if largest.is_empty() { DecodeError::DrawToken } else { DecodeError::ReadLogits });
         }
-        let masked = self.masked();
-        let value = |(id, logit): &(u32, f32)| {
-            if masked.contains(id) { f64::NEG_INFINITY } else { wide(*logit) }
-        };
-        let values = largest.iter().map(value).collect();
-        Ok(Places { values, tokens: Some(largest), log_sum: Some(log_sum) })
+        let values = largest.iter().map(|(_, logit)| wide(*logit)).collect();
+        Ok(Places { values, tokens: Some(largest), log_sum: Some(log_sum), weight })
     }
 
-    /// The same of a whole row.
-    fn adjusted_row<'a>(&self, row: &[f32]) -> Result<Places<'a>, DecodeError> {
+    /// The same of a whole row, which comes unchanged.
+    fn places_of_row(&self, row: &[f32]) -> Result<Places<'static>, DecodeError> {
+        let row = changed(row, &self.addends());
         if row.iter().any(|logit| !logit.is_finite()) {
             return Err(DecodeError::ReadLogits);
         }
-        let sampling = &self.sampling;
-        let mut values: Vec<f64> = row.iter().map(|logit| wide(*logit)).collect();
-        for (id, addend) in &sampling.logit_bias {
-            if let Some(logit) = values.get_mut(*id as usize) {
-                *logit += f64::from(*addend);
-            }
-        }
-        for (id, count) in &self.counts {
-            if let Some(logit) = values.get_mut(*id as usize) {
-                *logit -= f64::from(sampling.presence_penalty)
-                    + f64::from(sampling.frequency_penalty) * f64::from(*count);
-            }
-        }
-        for id in self.masked() {
-            if let Some(logit) = values.get_mut(*id as usize) {
-                *logit = f64::NEG_INFINITY;
-            }
-        }
-        Ok(Places { values, tokens: None, log_sum: None })
+        let values = row.iter().map(|logit| wide(*logit)).collect();
+        Ok(Places { values, tokens: None, log_sum: None, weight: None })
     }
 
     /// Draws by temperature, top-k and top-p. At least one logit is finite.
-    fn draw_from(&self, logits: &[f64]) -> usize {
+    fn draw_from(&self, of: &Places<'_>) -> usize {
         let sampling = &self.sampling;
+        let logits = &of.values;
         let narrowed = sampling.top_k > 0 || sampling.top_p < 1.0;
         let places: Vec<usize> = if narrowed {
             let kept = if sampling.top_k > 0 { sampling.top_k as usize } else { logits.len() };
@@ -196,17 +186,21 @@ impl Sampler {
         } else {
             (0..logits.len()).collect()
         };
-        let mut weights = weights(places.iter().map(|at| logits[*at]), sampling.temperature);
+        let mut weights = self.weights(places.iter().map(|at| logits[*at]));
         if sampling.top_p < 1.0 {
-            let share = weights.iter().sum::<f64>() * f64::from(sampling.top_p.max(0.0));
-            let (mut reached, mut kept) = (0.0, 0);
-            while kept < weights.len() && (kept == 0 || reached < share) {
-                reached += weights[kept];
-                kept += 1;
-            }
-            weights.truncate(kept);
+            let whole = match of.weight {
+                Some(weight) => weight,
+                // Added up in the order of tokens, as where only the nucleus lands.
+                None if sampling.top_k == 0 => self.weights(logits.iter().copied()).iter().sum(),
+                None => weights.iter().sum(),
+            };
+            weights.truncate(nucleus(&weights, whole, sampling.top_p).unwrap_or(weights.len()));
         }
         places[draw(&weights, self.uniform()).unwrap_or(0)]
+    }
+
+    fn weights(&self, logits: impl Iterator<Item = f64> + Clone) -> Vec<f64> {
+        weights(logits, self.sampling.temperature)
     }
 
     /// The random number of the next token.
@@ -223,6 +217,8 @@ struct Places<'a> {
     tokens: Option<&'a [(u32, f32)]>,
     /// `ln Σ exp` of the row, if they are not the row.
     log_sum: Option<f64>,
+    /// `Σ exp((logits − largest) / temperature)` of the row, if they are its nucleus.
+    weight: Option<f64>,
 }
 
 impl Places<'_> {
@@ -231,9 +227,9 @@ impl Places<'_> {
     }
 }
 
-/// In f64. Adding zero makes the two zeros equal.
+/// In f64; masked tokens are impossible. Adding zero makes the two zeros equal.
 fn wide(logit: f32) -> f64 {
-    f64::from(logit) + 0.0
+    if logit <= MASKED { f64::NEG_INFINITY } else { f64::from(logit) + 0.0 }
 }
 
 fn finite(logprob: f64) -> f32 {
@@ -278,5 +274,6 @@ fn uniform(seed: u64, choice: u32, index: u32) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
+mod changes;
 #[cfg(test)]
 mod tests;

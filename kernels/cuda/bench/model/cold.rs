@@ -125,7 +125,7 @@ impl Bench {
         let rows = SEGMENTS * SEAM + QUERY;
         let plan = Plan { ids: self.ids(rows), runs };
         let x = self.by_layers(&plan, await_layer)?;
-        check_finite(&self.loaded.model.logits(&self.device, &x, &[(rows - 1, Need::Largest(1))])?)
+        check_finite(&self.loaded.model.logits(&self.device, &x, &[(rows - 1, Need::largest(1))])?)
     }
 
     /// Everything on this GPU.

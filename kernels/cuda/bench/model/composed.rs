@@ -89,7 +89,7 @@ impl Bench {
         let rows = live.len();
         let run = Run { rows: 0..rows, slot: READ, context, ops, record: None };
         let ids = live.iter().map(|&place| ids[place]).collect();
-        let needs: Vec<_> = (rows - QUERY..rows).map(|row| (row, Need::All)).collect();
+        let needs: Vec<_> = (rows - QUERY..rows).map(|row| (row, Need::all())).collect();
         whole(self.forward(&Plan { ids, runs: vec![run] }, &needs)?)
     }
 }
@@ -123,7 +123,7 @@ impl Reader<'_> {
     /// The next tokens, and the logits of the last of them.
     fn rows(&mut self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
         let last = ids.len().saturating_sub(QUERY)..ids.len();
-        whole(self.step(ids, None, &last.map(|row| (row, Need::All)).collect::<Vec<_>>())?)
+        whole(self.step(ids, None, &last.map(|row| (row, Need::all())).collect::<Vec<_>>())?)
     }
 
     /// The next tokens as a segment: its body, behind whatever was read before.

@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use hypic_cuda::{CudaDevice, Device, Pinned};
-use hypic_domain::logits::{Logits, Need};
+use hypic_domain::logits::{Logits, Need, Portion};
 use hypic_domain::tuple::{Dtype, TupleFormat};
 use hypic_kernels::coded::Blocks;
 use hypic_kernels::op::{
@@ -246,7 +246,7 @@ impl Bench {
         let mut sum = 0.0;
         for first in (0..tokens).step_by(step) {
             let rows = step.min(tokens - first);
-            sum += self.run(vec![runs::last_rows(rows, first + rows)], &[(rows - 1, Need::Largest(1))])?;
+            sum += self.run(vec![runs::last_rows(rows, first + rows)], &[(rows - 1, Need::largest(1))])?;
         }
         Ok(sum)
     }
@@ -269,7 +269,7 @@ impl Bench {
         let record =
             Some(Record { recording: Arc::clone(&recording), body: SEAM..SEGMENT, whole: Some(skip_below) });
         let run = Run { record, ..runs::last_rows(SEGMENT, SEGMENT) };
-        let ms = self.run(vec![run], &[(SEGMENT - 1, Need::Largest(1))])?;
+        let ms = self.run(vec![run], &[(SEGMENT - 1, Need::largest(1))])?;
         let recording = recording.lock().map_err(|_| anyhow::anyhow!("a step died"))?;
         let format = self.device.format(&TupleFormat { skip_below, ..TupleFormat::default() });
         let mut stored = Vec::new();
@@ -294,7 +294,7 @@ impl Bench {
         self.device.reset_slot(&mut self.states, 0)?;
         let runs = self.warm_runs(bodies, segments);
         let last = segments * SEAM + QUERY - 1;
-        self.run(runs, &[(last, Need::Largest(1))])
+        self.run(runs, &[(last, Need::largest(1))])
     }
 
     fn warm_runs(&self, bodies: &[Body], segments: usize) -> Vec<Run<Gpu>> {
@@ -335,8 +335,9 @@ impl Bench {
     }
 
     /// One token of each of `batch` sequences with [`DECODING`] live tokens; without a need only the layers.
-    fn decode(&mut self, batch: usize, need: Option<Need>) -> Result<f64> {
-        let last: Vec<_> = need.iter().flat_map(|need| (0..batch).map(|row| (row, *need))).collect();
+    fn decode(&mut self, batch: usize, need: Option<&Need>) -> Result<f64> {
+        let last: Vec<_> =
+            need.iter().flat_map(|need| (0..batch).map(|row| (row, (*need).clone()))).collect();
         self.run(runs::decoding(batch), &last)
     }
 }
@@ -344,7 +345,9 @@ impl Bench {
 fn check_finite(logits: &[Logits]) -> Result<()> {
     let is_finite = |logits: &Logits| match logits {
         Logits::All(row) => row.iter().all(|logit| logit.is_finite()),
-        Logits::Largest { log_sum, .. } | Logits::Drawn { log_sum, .. } => log_sum.is_finite(),
+        Logits::Largest { log_sum, .. } | Logits::Drawn { log_sum, .. } | Logits::Nucleus { log_sum, .. } => {
+            log_sum.is_finite()
+        }
     };
     if logits.iter().all(is_finite) { Ok(()) } else { bail!("a logit is not finite") }
 }
@@ -408,11 +411,22 @@ fn main() -> Result<()> {
         bench.is_eager = false;
         bench.decode(batch, None)?;
         note(&format!("decode_b{batch}_layers"), bench.median(REPEATS, |b| b.decode(batch, None))?);
-        let draw = Need::Draw { temperature: 1.0, uniform: 0.5, largest: 0 };
-        let needs =
-            [("", Need::Largest(1)), ("_draw", draw), ("_top20", Need::Largest(20)), ("_rows", Need::All)];
+        let draw = Portion::Draw { temperature: 1.0, uniform: 0.5, largest: 0 };
+        // Cold, since logits of random weights are flat.
+        let nucleus = Portion::Nucleus { temperature: 0.05, top_p: 0.9, largest: 0 };
+        // As many tokens as an answer of that length may have.
+        let addends = Arc::new((0..1024).map(|token| (token * 200, -0.5)).collect());
+        let penalties = Need { portion: Portion::Largest(20), addends };
+        let needs = [
+            ("", Need::largest(1)),
+            ("_draw", draw.into()),
+            ("_nucleus", nucleus.into()),
+            ("_penalties", penalties),
+            ("_top20", Need::largest(20)),
+            ("_rows", Need::all()),
+        ];
         for (suffix, need) in needs {
-            let ms = bench.median(REPEATS, |b| b.decode(batch, Some(need)))?;
+            let ms = bench.median(REPEATS, |b| b.decode(batch, Some(&need)))?;
             note(&format!("decode_b{batch}{suffix}"), ms);
             println!("{:<28} {:>10.0} tokens/s", "", batch as f64 / ms * 1e3);
         }

@@ -114,7 +114,7 @@ impl<D: Device, W: Fn(&D) -> Result<(), OpError>> On<D, W> {
     /// A step, and what greedy decoding needs of the last row of each run: until all is given, and until it is there.
     fn step(&mut self, runs: Vec<Run<D>>) -> Result<[f64; 2]> {
         let rows: usize = runs.iter().map(|run| run.rows.len()).sum();
-        let last: Vec<_> = runs.iter().map(|run| (run.rows.end - 1, Need::Largest(1))).collect();
+        let last: Vec<_> = runs.iter().map(|run| (run.rows.end - 1, Need::largest(1))).collect();
         let ids = (0..rows).map(|row| (row * 7919 % self.loaded.spec.vocab) as u32).collect();
         (self.wait)(&self.device)?;
         let begun = Instant::now();

@@ -91,7 +91,7 @@ impl Bench {
             let memory = Memory { states: &mut self.states, pages: &mut self.pages };
             x = self.loaded.model.layer(&self.device, layer, &plan, memory, x)?;
         }
-        let logits = self.loaded.model.logits(&self.device, &x, &[(rows - 1, Need::Largest(1))])?;
+        let logits = self.loaded.model.logits(&self.device, &x, &[(rows - 1, Need::largest(1))])?;
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         super::check_finite(&logits)?;
         Ok(ms)

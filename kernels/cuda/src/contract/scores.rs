@@ -1,6 +1,6 @@
 //! Scores: the product stays on the device, and of each row lands what is needed.
 
-use hypic_domain::logits::{Logits, Need};
+use hypic_domain::logits::{self as domain, Logits, MOST_LARGEST, Need, Portion, nucleus_of};
 use hypic_kernels::check::equal;
 use hypic_kernels::op::OpError;
 
@@ -8,7 +8,7 @@ use super::memory::Tensor;
 use super::weight::{Weight, product_of};
 use super::{CudaDevice, failed, few};
 use crate::memory::Float;
-use crate::{Buffer, Device, Draw, TopLogits, draw_logits, top_logits};
+use crate::{Buffer, Change, Device, Draw, TopLogits, TopOfRow, change_logits, draw_logits, top_logits};
 
 const OP: &str = "scores";
 
@@ -23,52 +23,89 @@ pub(super) fn scores<E: Float>(
     let make = || {
         let mut rows: Buffer<f32> = device.output(size.rows * size.outer)?;
         few::product(&device.device, &x.values, values, &mut rows, size)?;
-        landed(&device.device, &rows, size.outer, needs)
+        landed(&device.device, &mut rows, size.outer, needs)
     };
     make().map_err(failed(OP))
 }
 
 /// What `needs` asks of each of the rows, `[needs.len(), width]`.
-fn landed(device: &Device, rows: &Buffer<f32>, width: usize, needs: &[Need]) -> crate::Result<Vec<Logits>> {
-    let most = needs.iter().filter_map(|need| match need {
-        Need::Largest(most) | Need::Draw { largest: most, .. } => Some((*most).clamp(1, width.max(1))),
-        Need::All => None,
+fn landed(
+    device: &Device,
+    rows: &mut Buffer<f32>,
+    width: usize,
+    needs: &[Need],
+) -> crate::Result<Vec<Logits>> {
+    let most = needs.iter().filter_map(|need| match need.portion {
+        Portion::Largest(largest) | Portion::Draw { largest, .. } => Some(largest),
+        Portion::Nucleus { largest, .. } => Some(largest.max(MOST_LARGEST)),
+        Portion::All => None,
     });
-    let whole = |row: usize| rows.read_part(row * width, width).map(Logits::All);
-    let Some(most) = most.max() else { return (0..needs.len()).map(whole).collect() };
+    let whole = |rows: &Buffer<f32>, row: usize| rows.read_part(row * width, width);
+    let Some(most) = most.max().map(|most| most.clamp(1, width.max(1))) else {
+        return (0..needs.len()).map(|row| whole(rows, row).map(Logits::All)).collect();
+    };
+    change_logits(device, rows, width, &changes(needs))?;
     let top = top_logits(device, rows, width, most)?;
     let mut drawn = drawn(device, rows, width, (&top, needs))?.into_iter();
     let top = top.read()?;
-    let largest = |row: usize, wanted: usize| top[row].largest.iter().copied().take(wanted).collect();
     let logits = |(row, need): (usize, &Need)| {
-        let log_sum = f64::from(top[row].log_sum);
-        match *need {
-            Need::Largest(most) => Ok(Logits::Largest { largest: largest(row, most), log_sum }),
-            Need::Draw { largest: most, .. } => {
-                let drawn = drawn.next().filter(|_| log_sum.is_finite());
-                Ok(Logits::Drawn { drawn, largest: largest(row, most), log_sum })
+        let TopOfRow { largest: most, log_sum } = &top[row];
+        let log_sum = f64::from(*log_sum);
+        let largest = |wanted: usize| most.iter().copied().take(wanted).collect();
+        Ok(match need.portion {
+            Portion::Largest(most) => Logits::Largest { largest: largest(most), log_sum },
+            Portion::Draw { largest: most, .. } => {
+                let drawn = drawn.next().filter(|_| log_sum.is_finite()).map(|drawn| (drawn.id, drawn.logit));
+                Logits::Drawn { drawn, largest: largest(most), log_sum }
             }
-            Need::All => whole(row),
-        }
+            Portion::Nucleus { temperature, top_p, largest: least } => {
+                let weight = drawn.next().map_or(f64::NAN, |drawn| drawn.weight);
+                let largest = match nucleus_of(most, temperature, weight, top_p) {
+                    Some(count) => largest(count.max(least)),
+                    None => domain::largest(&whole(rows, row)?, width),
+                };
+                Logits::Nucleus { largest, log_sum, weight }
+            }
+            Portion::All => Logits::All(whole(rows, row)?),
+        })
     };
     needs.iter().enumerate().map(logits).collect()
 }
 
-/// `(token, logit)` of each draw that is among `needs`, in their order.
+/// The changes of the rows of which not everything is needed.
+fn changes(needs: &[Need]) -> Vec<Change> {
+    let partial = (0..).zip(needs).filter(|(_, need)| need.portion != Portion::All);
+    let of_row = |(row, need): (u32, &'_ Need)| {
+        need.addends.iter().map(move |&(token, addend)| Change { row, token, addend }).collect::<Vec<_>>()
+    };
+    partial.flat_map(of_row).collect()
+}
+
+/// A draw that was made.
+struct Drawn {
+    id: u32,
+    logit: f32,
+    weight: f64,
+}
+
+/// Of each draw that is among `needs`, and of each nucleus, of which the weight counts alone; in their order.
 fn drawn(
     device: &Device,
     rows: &Buffer<f32>,
     width: usize,
     (top, needs): (&TopLogits, &[Need]),
-) -> crate::Result<Vec<(u32, f32)>> {
-    let draw = |(row, need): (usize, &Need)| match *need {
-        Need::Draw { temperature, uniform, .. } => Some(Draw { row, temperature, uniform }),
-        Need::Largest(_) | Need::All => None,
+) -> crate::Result<Vec<Drawn>> {
+    let draw = |(row, need): (usize, &Need)| match need.portion {
+        Portion::Draw { temperature, uniform, .. } => Some(Draw { row, temperature, uniform }),
+        Portion::Nucleus { temperature, .. } => Some(Draw { row, temperature, uniform: 0.0 }),
+        Portion::Largest(_) | Portion::All => None,
     };
     let draws: Vec<Draw> = needs.iter().enumerate().filter_map(draw).collect();
     if draws.is_empty() {
         return Ok(Vec::new());
     }
     let found = draw_logits(device, rows, width, top, &draws)?;
-    Ok(found.tokens.read()?.into_iter().zip(found.values.read()?).collect())
+    let (ids, logits) = (found.tokens.read()?, found.values.read()?);
+    let found = ids.into_iter().zip(logits).zip(found.weights.read()?);
+    Ok(found.map(|((id, logit), weight)| Drawn { id, logit, weight }).collect())
 }

@@ -114,7 +114,7 @@ impl<'a, D: Device> Fleet<'a, D> {
                 bodies: body.map(place).into_iter().collect(),
             };
             let apply = (is_new && body.is_some()).then_some(RunOp::Apply { body: 0, rule: Rule::Compose });
-            last.push((rows.end - 1, Need::All));
+            last.push((rows.end - 1, Need::all()));
             runs.push(Run {
                 rows: rows.clone(),
                 slot: *number,

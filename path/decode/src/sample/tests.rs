@@ -112,38 +112,54 @@ fn bad_logits_are_an_error_and_not_a_token() {
 }
 
 #[test]
-fn the_whole_row_is_needed_only_where_the_largest_do_not_say_all() {
+fn the_whole_row_is_needed_only_for_many_tokens() {
     let of = |sampling: Sampling| Sampler::new(&sampling, 0, &[]).need();
     let greedy = || Sampling { temperature: 0.0, ..Sampling::default() };
-    assert_eq!(of(greedy()), Need::Largest(1));
-    assert_eq!(of(Sampling { logprobs: Some(20), ..greedy() }), Need::Largest(20));
-    assert_eq!(of(Sampling { top_k: 40, top_p: 0.9, ..Sampling::default() }), Need::Largest(40));
-    let unfinished = || Sampling { min_tokens: Tokens(1), stop_ids: vec![1, 2], ..greedy() };
-    assert_eq!(of(unfinished()), Need::Largest(3));
-    assert_eq!(Sampler::new(&unfinished(), 0, &[7]).need(), Need::Largest(1));
+    assert_eq!(of(greedy()), Need::largest(1));
+    assert_eq!(of(Sampling { logprobs: Some(20), ..greedy() }), Need::largest(20));
+    assert_eq!(of(Sampling { top_k: 1000, top_p: 0.9, ..greedy() }), Need::largest(1));
+    assert_eq!(of(Sampling { top_k: 40, top_p: 0.9, ..Sampling::default() }), Need::largest(40));
     let need = of(Sampling { temperature: 0.7, logprobs: Some(4), ..Sampling::default() });
-    assert!(matches!(need, Need::Draw { temperature: 0.7, largest: 4, .. }));
+    assert!(matches!(need.portion, Portion::Draw { temperature: 0.7, largest: 4, .. }));
+    let need = of(Sampling { temperature: 0.7, top_p: 0.9, logprobs: Some(4), ..Sampling::default() });
+    assert_eq!(need, Portion::Nucleus { temperature: 0.7, top_p: 0.9, largest: 4 }.into());
     for whole in [
         Sampling { logprobs: Some(MOST_LARGEST as u32 + 1), ..Sampling::default() },
-        Sampling { temperature: 1.0, ..unfinished() },
-        Sampling { top_p: 0.9, ..Sampling::default() },
         Sampling { top_k: MOST_LARGEST as u32 + 1, ..Sampling::default() },
-        Sampling { logit_bias: vec![(3, 1.0)], ..greedy() },
-        Sampling { presence_penalty: 0.1, ..greedy() },
-        Sampling { frequency_penalty: -0.1, ..greedy() },
-        Sampling { logprobs: Some(0), ..unfinished() },
     ] {
-        assert_eq!(of(whole), Need::All);
+        assert_eq!(of(Sampling { logit_bias: vec![(3, 1.0)], ..whole }), Need::all());
     }
-    let part = Logits::of_row(&ROW, Need::Largest(5));
+    let part = Logits::of_row(&ROW, &Need::largest(5));
     for wider in [Sampling::default(), Sampling { top_p: 0.9, ..Sampling::default() }] {
         let mut sampler = Sampler::new(&wider, 0, &[]);
         let needed = sampler.need();
         assert_eq!(sampler.draw(&part), Err(DecodeError::FindLogits { needed }));
     }
     let mut sampler = Sampler::new(&greedy(), 0, &[]);
-    let bad = Logits::of_row(&[0.0, f32::NAN], Need::Largest(1));
+    let bad = Logits::of_row(&[0.0, f32::NAN], &Need::largest(1));
     assert_eq!(sampler.draw(&bad), Err(DecodeError::ReadLogits));
+}
+
+#[test]
+fn each_token_is_changed_once_by_all_that_changes_it() {
+    let sampling = Sampling {
+        logit_bias: vec![(3, 1.0), (5, f32::INFINITY), (3, 0.5), (8, f32::NEG_INFINITY)],
+        presence_penalty: 0.25,
+        frequency_penalty: 0.5,
+        min_tokens: Tokens(4),
+        stop_ids: vec![7, 5, 7],
+        ..Sampling::default()
+    };
+    let sorted = |answered: &[u32]| {
+        let mut addends = Sampler::new(&sampling, 0, answered).need().addends.to_vec();
+        addends.sort_by_key(|(id, _)| *id);
+        addends
+    };
+    assert_eq!(sorted(&[]), [(3, 1.5), (5, MASKED), (7, MASKED), (8, MASKED)]);
+    assert_eq!(sorted(&[3, 9, 3]), [(3, 0.25), (5, MASKED), (7, MASKED), (8, MASKED), (9, -0.75)]);
+    assert_eq!(sorted(&[3, 9, 3, 7]), [(3, 0.25), (5, -MASKED), (7, -0.75), (8, MASKED), (9, -0.75)]);
+    let plain = Sampler::new(&Sampling::default(), 0, &[1, 2, 3]).need();
+    assert!(plain.addends.is_empty());
 }
 
 #[test]
@@ -153,7 +169,7 @@ fn a_draw_made_elsewhere_fails_as_one_made_here() {
     {
         let mut sampler = Sampler::new(&Sampling::default(), 0, &[]);
         let need = sampler.need();
-        assert_eq!(sampler.draw(&Logits::of_row(row, need)), Err(error.clone()));
+        assert_eq!(sampler.draw(&Logits::of_row(row, &need)), Err(error.clone()));
         assert_eq!(sampler.draw(&all(row)), Err(error));
     }
 }
@@ -178,19 +194,25 @@ proptest! {
             temperature, top_k, top_p, seed, logit_bias, presence_penalty, frequency_penalty, logprobs, min_tokens,
             stop_ids, ..Sampling::default()
         };
-        let a_draw = Need::Draw { temperature: 0.7, uniform: 0.4, largest: 2 };
         let (mut whole, mut part) = (Sampler::new(&sampling, 1, &[]), Sampler::new(&sampling, 1, &[]));
         for step in steps {
             let row: Vec<f32> =
                 step.iter().map(|&x| if x == 0 { zero } else { f32::from(x) / 4.0 }).chain([-0.0]).collect();
-            let more = match part.need() {
-                Need::Largest(most) => Need::Largest(most + 5).and(a_draw),
-                need @ Need::Draw { .. } => need.and(Need::Largest(7)),
-                Need::All => Need::All,
+            let need = part.need();
+            let more = match need.portion {
+                Portion::Largest(most) => {
+                    let addends = need.addends.clone();
+                    need.clone().and(Need { portion: Portion::Draw { temperature: 0.7, uniform: 0.4, largest: most + 5 }, addends })
+                }
+                Portion::Draw { .. } | Portion::Nucleus { .. } => {
+                    let addends = need.addends.clone();
+                    need.clone().and(Need { portion: Portion::Largest(7), addends })
+                }
+                Portion::All => Need::all(),
             };
             let right = whole.draw(&all(&row));
-            prop_assert_eq!(&part.clone().draw(&Logits::of_row(&row, more)), &right);
-            prop_assert_eq!(&part.draw(&Logits::of_row(&row, part.need())), &right);
+            prop_assert_eq!(&part.clone().draw(&Logits::of_row(&row, &more)), &right);
+            prop_assert_eq!(&part.draw(&Logits::of_row(&row, &need)), &right);
         }
     }
 
