@@ -61,7 +61,7 @@ def figures(folder):
     note("added_segment_ms", float, "added_segment")
     note("warm_vs_prefix", lambda cold, warm: cold / warm, "prefill_32k_steps_of_32768", "warm_32k")
     note("t_share", lambda whole, without: (whole - without) / whole, "builds_32k", "builds_32k_without_t")
-    note("scatter_2gpu", lambda one, two: one / two, "cold_32k_steps_of_2048", "cold_32k_2gpu_steps_of_2048")
+    note("scatter_2gpu", lambda one, two: one / two, "cold_32k_steps_of_8192", "cold_32k_2gpu_steps_of_8192")
     rate = found.get("ceiling_copy_gbs", 4270.0)
     for batch in [1, 32, 128]:
         note(f"decode_b{batch}", lambda ms: floor_ms(batch, rate) / ms, f"decode_b{batch}")
