@@ -79,7 +79,8 @@ impl Pace {
             return;
         }
         let beside = rows(|counters| counters.rows_decoded + counters.rows_composed);
-        let predicted = self.measured.span_of(live + beside, built).0;
+        let steps = rows(|counters| counters.steps);
+        let predicted = self.measured.span_of(live + beside, built, steps).0;
         let moved = (now.duration_since(begun).as_secs_f64() * 1e3 / predicted).ln();
         // What took no time, or was predicted to take none, says nothing.
         if moved.is_finite() {

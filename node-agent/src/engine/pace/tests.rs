@@ -121,6 +121,43 @@ fn nothing_is_forgotten_while_work_lasts() {
     assert!((machine.factor() / 10_000.0).ln().abs() < 0.01, "{}", machine.factor());
 }
 
+/// Time of a step: 2 ms and 10 us a row, and 5 us more for what a build keeps of it.
+fn step(rows: u64, built: u64) -> f64 {
+    2.0 + 0.01 * rows as f64 + 0.005 * built as f64
+}
+
+#[test]
+fn steps_of_other_sizes_than_the_timed_ones_say_nothing_of_the_machine() {
+    let timed = [64, 256, 1024].map(|rows| (Tokens(rows), Millis(step(rows.into(), 0))));
+    let calibration =
+        Calibration { prefill: timed.into(), build_tokens_per_second: 512e3 / step(512, 512), ..measured() };
+    // Steps of a span, the rows of a prompt and of builds in each.
+    for (steps, live, built) in
+        [(1, 0, 512), (1, 0, 16 * 512), (3, 0, 4096), (1, 0, 64), (20, 512, 0), (1, 4096, 0), (4, 1024, 1024)]
+    {
+        let mut machine = Machine::new();
+        machine.pace.set(calibration.clone());
+        for _ in 0..60 {
+            let ms = steps as f64 * step(live + built, built);
+            machine.pace.give(machine.now, &machine.done);
+            machine.done.steps += steps;
+            machine.done.rows_live += steps * live;
+            machine.done.rows_built += steps * built;
+            machine.now += Duration::from_secs_f64(ms / 1e3);
+            machine.pace.settle(machine.now, &machine.done);
+        }
+        let factor = machine.pace.at(machine.now).prefill[0].1.0 / step(64, 0);
+        assert!((factor - 1.0).abs() < 0.01, "{steps} steps of {live} and {built}: {factor}");
+    }
+}
+
+#[test]
+fn a_build_that_was_faster_than_its_prompt_has_a_time_of_its_own() {
+    let calibration = Calibration { build_tokens_per_second: 20_000.0, ..measured() };
+    assert!((calibration.span_of(0, 512, 1).0 - 25.6).abs() < 1e-9);
+    assert!((calibration.span_of(512, 0, 1).0 - 51.2).abs() < 1e-9);
+}
+
 #[test]
 fn what_was_not_measured_stays_unknown() {
     let mut machine = Machine::new();
