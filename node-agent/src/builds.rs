@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hypic_domain::key::SegmentKey;
+use hypic_domain::unit::Millis;
 use hypic_store::StoredTuple;
 use hypic_store::codec::Part;
 use hypic_wire::convert::order::{BuildOrder, BuildSegment};
@@ -15,11 +16,11 @@ use tokio::sync::mpsc;
 use crate::agent::Agent;
 use crate::engine;
 
-/// Longest life of what was announced; the build's end ends it sooner.
+/// Longest life of an order and of what it announced; the build's end ends it sooner.
 const LEASE: Duration = Duration::from_secs(120);
 
 /// Builds an order's segments and says what is done through `tell`. Ends, and cancels what nobody else wants,
-/// when the asker is gone.
+/// when the asker is gone or the order's time is over.
 pub async fn build(
     agent: Arc<Agent>,
     order: BuildOrder,
@@ -27,7 +28,7 @@ pub async fn build(
     tell: mpsc::Sender<BuildEvent>,
 ) {
     let closed = tell.clone();
-    let deadline = Duration::try_from_secs_f64(order.deadline.0 / 1e3).unwrap_or(Duration::MAX);
+    let deadline = time_of(order.deadline);
     let mut announced = Announced {
         agent: Arc::clone(&agent),
         tell,
@@ -41,6 +42,11 @@ pub async fn build(
         () = closed.closed() => {}
         () = tokio::time::sleep(deadline) => tracing::debug!("a build order ran out of time"),
     }
+}
+
+/// As long as the asker says, but not for ever: one that takes nothing would hold what is built for it.
+fn time_of(deadline: Millis) -> Duration {
+    Duration::try_from_secs_f64(deadline.0 / 1e3).unwrap_or(LEASE).min(LEASE)
 }
 
 impl Drop for Announced {
@@ -165,5 +171,18 @@ impl Announced {
     async fn say(&self, event: BuildEvent) {
         // Whoever asked may have gone; the select above ends this then.
         let _ = self.tell.send(event).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_asker_holds_an_order_for_ever() {
+        assert_eq!(time_of(Millis(1500.0)), Duration::from_millis(1500));
+        for forever in [1e9, f64::MAX] {
+            assert_eq!(time_of(Millis(forever)), LEASE);
+        }
     }
 }

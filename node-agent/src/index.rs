@@ -21,6 +21,8 @@ use admit::Admission;
 
 use crate::membership::Membership;
 
+/// Longest grant of a build, whatever the asker wishes: a builder that is silent for so long is not at it any more.
+const GRANT: Duration = Duration::from_secs(120);
 /// Owners of a slot.
 const REPLICAS: usize = 2;
 
@@ -158,9 +160,40 @@ impl Index {
             shard.release(key, builder);
             return Ok(builder.clone());
         }
-        match shard.grant(*key, builder, Instant::now(), ttl).map_err(convert::refusal)? {
+        match shard.grant(*key, builder, Instant::now(), ttl.min(GRANT)).map_err(convert::refusal)? {
             Granted::Granted => Ok(builder.clone()),
             Granted::Building { agent } => Ok(agent),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hypic_domain::id::{Epoch, Incarnation};
+    use hypic_domain::topology::{AgentEntry, AgentRole, Topology};
+    use hypic_wire::channel::Channels;
+    use hypic_wire::tls::Security;
+
+    use super::*;
+
+    #[test]
+    fn no_grant_is_for_ever() {
+        let me = AgentEntry {
+            id: "a".into(),
+            role: AgentRole::Combine,
+            control: "a:1".to_owned(),
+            bulk: "a:2".to_owned(),
+        };
+        let topology = Topology { epoch: Epoch(1), revision: 0, agents: vec![me] };
+        let channels = Arc::new(Channels::new(Security::Plain));
+        let index = Index::new(Arc::new(Membership::new("a".into(), Incarnation(1), channels, topology)));
+        let wish = proto::GrantWish { key: vec![7; 32], builder: "gone".to_owned() };
+        index.grant(proto::GrantRequest { epoch: 1, wishes: vec![wish], ttl_ms: u64::MAX }).unwrap();
+        let builder = |at| {
+            let located = index.shard().locate(&[SegmentKey([7; 32])], at).unwrap();
+            located[0].building.clone()
+        };
+        assert_eq!(builder(Instant::now()), Some("gone".into()));
+        assert_eq!(builder(Instant::now() + GRANT), None);
     }
 }

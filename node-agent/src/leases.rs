@@ -61,10 +61,12 @@ impl Leases {
         self.open().remove(&lease);
     }
 
-    /// Leases that pin something, those that ran out left out.
+    /// Leases that pin something; what ran out is let go.
     pub fn len(&self) -> usize {
         let now = Instant::now();
-        self.open().values().filter(|lease| lease.until > now).count()
+        let mut open = self.open();
+        open.retain(|_, lease| lease.until > now);
+        open.len()
     }
 
     /// Whether nothing is pinned.
@@ -130,5 +132,18 @@ mod tests {
         leases.release(lease);
         assert_eq!(leases.read_now(&key, lease, 0, 1), Err(ReadPart::Gone));
         assert!(leases.is_empty());
+    }
+
+    #[test]
+    fn a_lease_that_ran_out_pins_nothing_once_leases_are_counted() {
+        let leases = Leases::new(Arc::new(Tickets::random().unwrap()));
+        let bytes = Bytes::from(vec![7; 4]);
+        let sum = xxhash_rust::xxh3::xxh3_64(&bytes);
+        let spec = PartSpec { layer: 0, kind: PartKind::State, offset: 0, len: 4, sum };
+        let part = Part::check(spec, bytes.clone()).unwrap();
+        leases.grant(SegmentKey([3; 32]), vec![part], Duration::ZERO);
+        assert!(!bytes.is_unique());
+        assert_eq!(leases.len(), 0);
+        assert!(bytes.is_unique());
     }
 }

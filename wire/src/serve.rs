@@ -27,6 +27,10 @@ use crate::tls::{Io, Peer, Protocol, Security};
 /// Handshakes in work at once; more wait in the kernel's queue.
 const HANDSHAKES: usize = 64;
 
+/// A call whose answer has not begun by then is ended, whoever keeps it waiting: a caller that says nothing would hold it for
+/// ever, and with it a process that is told to end. Askers give up far sooner, and no answer takes so long to begin.
+const BEGIN: Duration = Duration::from_secs(10);
+
 /// The agent service with the message limits on.
 pub fn agent<T: Agent>(service: T) -> AgentServer<T> {
     AgentServer::new(service)
@@ -60,7 +64,8 @@ pub fn check_steers<T>(request: &Request<T>) -> Result<(), Refusal> {
     Err(Refusal::Forbidden { why })
 }
 
-/// Serves `routes` until `shutdown`; running calls are finished first.
+/// Serves `routes` until `shutdown`; running calls are finished first. A call whose answer does not begin within ten seconds,
+/// its caller's first message included, is cancelled.
 ///
 /// # Errors
 /// When the listener fails for good.
@@ -78,6 +83,7 @@ pub async fn serve(
         .initial_connection_window_size(WINDOW)
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
+        .timeout(BEGIN)
         .add_routes(routes)
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), shutdown)
         .await

@@ -9,7 +9,7 @@ use hypic_e2e::fleet::{key_of, show_key_of};
 use hypic_e2e::pass::MAX_TOKENS;
 use serde_json::{Value, json};
 
-use crate::raw::{Held, StayingAsker};
+use crate::raw::{Held, SilentAsker, StayingAsker};
 use crate::support::{Tested, metric, question, signal, start_with, wait_for};
 
 /// Gauges of an agent that are zero at rest.
@@ -198,6 +198,31 @@ fn an_agent_told_to_end_waits_for_no_asker_whose_build_has_ended() {
     let status = tested.fleet.wait_end("scatter-0", Duration::from_secs(30)).unwrap();
     assert!(status.success(), "{status}: {}", tested.fleet.log("scatter-0").unwrap());
     drop(stays);
+}
+
+#[test]
+fn an_agent_told_to_end_waits_for_no_asker_that_says_nothing() {
+    let mut tested = start_with(1, 1, |options| {
+        options.agent_flags = ["--drain-seconds", "600"].map(str::to_owned).to_vec();
+    });
+    let silent = SilentAsker::open(&tested, "scatter-0");
+    signal(&tested, "scatter-0", "TERM");
+    let refused = silent.wait();
+    assert!(refused.contains("Timeout expired"), "{refused}");
+    let status = tested.fleet.wait_end("scatter-0", Duration::from_secs(30)).unwrap();
+    assert!(status.success(), "{status}: {}", tested.fleet.log("scatter-0").unwrap());
+}
+
+#[test]
+fn an_agent_told_to_end_takes_no_order_of_a_call_that_was_open_before() {
+    let mut tested = start_with(1, 1, |_| {});
+    let late = SilentAsker::open(&tested, "scatter-0");
+    signal(&tested, "scatter-0", "TERM");
+    wait_for("the agent to drain", || tested.fleet.log("scatter-0").unwrap().contains("draining"));
+    let refused = late.start();
+    assert!(refused.contains("draining"), "{refused}");
+    let status = tested.fleet.wait_end("scatter-0", Duration::from_secs(30)).unwrap();
+    assert!(status.success(), "{status}: {}", tested.fleet.log("scatter-0").unwrap());
 }
 
 #[test]

@@ -12,6 +12,7 @@ use hypic_wire::tls::TlsFiles;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::support::Tested;
@@ -62,25 +63,15 @@ pub(crate) struct StayingAsker {
 impl StayingAsker {
     /// Has a segment built by `agent` and reads to the end of the answer.
     pub(crate) fn build(tested: &Tested, agent: &str) -> Self {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = runtime();
         let (side, messages) = unbounded_channel();
-        let files = tested.fleet.agent_certificates();
-        let files = TlsFiles { cert: files.cert.clone(), key: files.key.clone(), ca: files.ca.clone() };
-        let topology = tested.fleet.topology();
-        let (epoch, entry) = (topology.epoch.0, topology.agent(&agent.into()).unwrap());
+        let epoch = tested.fleet.topology().epoch.0;
+        let (channels, address) = peer_of(tested, agent);
         runtime.block_on(async {
-            let mut agent = Channels::new(files.load().unwrap()).agent(&entry.control).unwrap();
+            let mut agent = channels.agent(&address).unwrap();
             let described = agent.describe(DescribeRequest { epoch }).await.unwrap().into_inner();
-            let start = BuildStart {
-                epoch,
-                id: "stays".to_owned(),
-                identity: described.identity,
-                segments: vec![BuildSegment { key: vec![7; 32], scope: vec![7; 32], ids: (1..65).collect() }],
-                credit_bytes: u64::MAX,
-                deadline_ms: 60e3,
-            };
             let say = |message| side.send(BuildRequest { message: Some(message) }).unwrap();
-            say(Message::Start(start));
+            say(start(epoch, described.identity));
             let asked = agent.build(UnboundedReceiverStream::new(messages)).await.unwrap();
             let (mut events, mut built) = (asked.into_inner(), false);
             while let Some(event) = events.message().await.unwrap() {
@@ -94,4 +85,73 @@ impl StayingAsker {
         });
         Self { _runtime: runtime, _side: side }
     }
+}
+
+/// An asker that opened a build and has not said which.
+pub(crate) struct SilentAsker {
+    runtime: Runtime,
+    side: UnboundedSender<BuildRequest>,
+    start: Message,
+    /// Why it was refused.
+    refused: JoinHandle<String>,
+}
+
+impl SilentAsker {
+    /// Opens a build on `agent`.
+    pub(crate) fn open(tested: &Tested, agent: &str) -> Self {
+        let runtime = runtime();
+        let (side, messages) = unbounded_channel();
+        let epoch = tested.fleet.topology().epoch.0;
+        let (channels, address) = peer_of(tested, agent);
+        let (start, refused) = runtime.block_on(async {
+            let mut agent = channels.agent(&address).unwrap();
+            let mut silent = agent.clone();
+            let refused = tokio::spawn(async move {
+                match silent.build(UnboundedReceiverStream::new(messages)).await {
+                    Ok(_) => "not at all".to_owned(),
+                    Err(status) => status.message().to_owned(),
+                }
+            });
+            // On one connection, calls arrive in the order in which they are made.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let described = agent.describe(DescribeRequest { epoch }).await.unwrap().into_inner();
+            (start(epoch, described.identity), refused)
+        });
+        Self { runtime, side, start, refused }
+    }
+
+    /// Says which build, late. Why it was refused.
+    pub(crate) fn start(self) -> String {
+        self.side.send(BuildRequest { message: Some(self.start) }).unwrap();
+        self.runtime.block_on(self.refused).unwrap()
+    }
+
+    /// Waits. Why it was refused.
+    pub(crate) fn wait(self) -> String {
+        self.runtime.block_on(self.refused).unwrap()
+    }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// What a peer reaches `agent` with, and where.
+fn peer_of(tested: &Tested, agent: &str) -> (Channels, String) {
+    let files = tested.fleet.agent_certificates();
+    let files = TlsFiles { cert: files.cert.clone(), key: files.key.clone(), ca: files.ca.clone() };
+    let entry = tested.fleet.topology().agent(&agent.into()).unwrap();
+    (Channels::new(files.load().unwrap()), entry.control.clone())
+}
+
+/// Begins a build of one segment.
+fn start(epoch: u64, identity: Vec<u8>) -> Message {
+    Message::Start(BuildStart {
+        epoch,
+        id: "stays".to_owned(),
+        identity,
+        segments: vec![BuildSegment { key: vec![7; 32], scope: vec![7; 32], ids: (1..65).collect() }],
+        credit_bytes: u64::MAX,
+        deadline_ms: 60e3,
+    })
 }

@@ -37,7 +37,7 @@ use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
 
 use crate::memory::{Float, Fresh};
-use crate::{Buffer, Device, Error, Pinned};
+use crate::{Buffer, Device, Error, Pinned, RmsNorm};
 use memory::{Pages, SlotState, States, Tensor};
 use record::Recording;
 use tuple::{BuiltLayer, LayerParts};
@@ -325,9 +325,9 @@ impl<E: Float> op::Device for CudaDevice<E> {
         style: NormWeight,
         eps: f32,
     ) -> Result<Tensor<E>, OpError> {
-        let weight = weight.vector("rms_norm", width)?;
+        let norm = RmsNorm { weight: weight.vector("rms_norm", width)?, offset: offset_of(style), eps };
         self.written("rms_norm", (x.rows(), x.width), |device, out| {
-            crate::rms_norm(device, &x.values, weight, out, offset_of(style), eps)
+            crate::rms_norm(device, &x.values, norm, out)
         })
     }
 
@@ -362,9 +362,9 @@ impl<E: Float> op::Device for CudaDevice<E> {
         const OP: &str = "add_norm";
         same_shape(OP, x, y)?;
         equal(OP, "the width of rows", width, x.width)?;
-        let weight = weight.vector(OP, width)?;
+        let norm = RmsNorm { weight: weight.vector(OP, width)?, offset: offset_of(style), eps };
         self.written(OP, (x.rows(), width), |device, out| {
-            crate::add_norm(device, [&mut x.values, out], &y.values, weight, offset_of(style), eps)
+            crate::add_norm(device, [&mut x.values, out], &y.values, norm)
         })
     }
 

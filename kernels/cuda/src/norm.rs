@@ -19,19 +19,28 @@ fn form(rows: usize, width: usize) -> (&'static str, usize) {
     if width <= NARROW { ("narrow_", rows.div_ceil(4)) } else { ("", rows) }
 }
 
-/// `y = x / rms(x) * (offset + weight)` over rows of `weight.len()`; `offset` is 1 for zero-centred weights,
-/// else 0.
+/// What rows are normed with: `x / sqrt(mean(x^2) + eps) * (offset + weight)`.
+#[derive(Clone, Copy)]
+pub struct RmsNorm<'a> {
+    /// As long as a row.
+    pub weight: &'a Buffer<f32>,
+    /// 1 for zero-centred weights, else 0.
+    pub offset: f32,
+    /// What is added to the mean of squares.
+    pub eps: f32,
+}
+
+/// `y = norm(x)`, row by row.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
 pub fn rms_norm<E: Float>(
     device: &Device,
     x: &Buffer<E>,
-    weight: &Buffer<f32>,
+    norm: RmsNorm<'_>,
     y: &mut Buffer<E>,
-    offset: f32,
-    eps: f32,
 ) -> Result<()> {
+    let RmsNorm { weight, offset, eps } = norm;
     let width = weight.len();
     Error::unless(y.len() == x.len(), "y", x.len(), y.len())?;
     let rows = rows(x.len(), width)?;
@@ -48,8 +57,8 @@ pub fn rms_norm<E: Float>(
         .run()
 }
 
-/// `x += r`, then `y = x / rms(x) * (offset + weight)` over rows of `weight.len()`: [`add_rows`](crate::add_rows) and
-/// [`rms_norm`] of rows that are wider than heads, bit for bit.
+/// `x += r`, then `y = norm(x)`, row by row: [`add_rows`](crate::add_rows) and [`rms_norm`] of rows that are wider than
+/// heads, bit for bit.
 ///
 /// # Errors
 /// [`Error::CheckShape`] when the sizes do not fit, [`Error::CallDriver`] when the launch fails.
@@ -57,10 +66,9 @@ pub fn add_norm<E: Float>(
     device: &Device,
     [x, y]: [&mut Buffer<E>; 2],
     r: &Buffer<E>,
-    weight: &Buffer<f32>,
-    offset: f32,
-    eps: f32,
+    norm: RmsNorm<'_>,
 ) -> Result<()> {
+    let RmsNorm { weight, offset, eps } = norm;
     let width = weight.len();
     Error::unless(r.len() == x.len() && y.len() == x.len(), "r and y", x.len(), r.len().min(y.len()))?;
     let rows = rows(x.len(), width)?;

@@ -4,7 +4,7 @@ use crate::choice::{Shares, norms_in_product, reads_deep, shares_of};
 use crate::codes::Matrix;
 use crate::launch::Launch;
 use crate::memory::Float;
-use crate::{Buffer, Device, Error, Result};
+use crate::{Buffer, Device, Error, Result, RmsNorm};
 
 // Sizes of device/stream.cuh.
 pub(crate) const TILE_OUTER: usize = 16;
@@ -48,18 +48,6 @@ pub fn product_few<E: Float, O: Float>(
     with_parts(launch, parts).int(rows).int(inner).int(grid.split).run()
 }
 
-/// Rows and their norms, for [`norm_product_few`].
-pub struct NormedRows<'a, E: Float> {
-    /// `[rows, inner]`.
-    pub x: &'a Buffer<E>,
-    /// Weight of the norm, `[inner]`.
-    pub weight: &'a Buffer<f32>,
-    /// 1 for zero-centred weights, else 0.
-    pub offset: f32,
-    /// What is added to the mean of squares.
-    pub eps: f32,
-}
-
 /// [`product_few`] of the [`rms_norm`](crate::rms_norm) of rows, in one launch and with the same bits: of at most two rows,
 /// 257 to 8192 wide.
 ///
@@ -67,11 +55,11 @@ pub struct NormedRows<'a, E: Float> {
 /// As [`product_few`], and for more rows.
 pub fn norm_product_few<E: Float>(
     device: &Device,
-    run: NormedRows<'_, E>,
+    (x, norm): (&Buffer<E>, RmsNorm<'_>),
     [rows, inner]: [usize; 2],
     parts: Vec<FewPart<'_, E, E>>,
 ) -> Result<()> {
-    let NormedRows { x, weight, offset, eps } = run;
+    let RmsNorm { weight, offset, eps } = norm;
     Error::unless(
         norms_in_product(rows, inner),
         "rows",

@@ -5,7 +5,7 @@ use crate::experts::MOST_EXPERTS;
 use crate::launch::Launch;
 use crate::memory::{Float, Fresh};
 use crate::product_few::{CHUNK, Grid, room_of};
-use crate::{Buffer, Device, Error, Experts, Result};
+use crate::{Buffer, Device, Error, Experts, Result, RmsNorm};
 
 /// How the experts of rows are found.
 #[derive(Clone, Copy)]
@@ -49,12 +49,8 @@ pub struct Routed {
 pub struct SumAndNorm<'a, E: Float> {
     /// What is added up, `[rows, inner]` each.
     pub terms: [&'a Buffer<E>; 2],
-    /// Weight of the norm, `[inner]`.
-    pub weight: &'a Buffer<f32>,
-    /// 1 for zero-centred weights, else 0.
-    pub offset: f32,
-    /// What is added to the mean of squares.
-    pub eps: f32,
+    /// Of the sums.
+    pub norm: RmsNorm<'a>,
     /// The sums and their norms, `[rows, inner]` each.
     pub out: [&'a mut Buffer<E>; 2],
 }
@@ -72,7 +68,7 @@ pub fn add_norm_scores_few<E: Float>(
     [rows, inner]: [usize; 2],
     router: Router<'_, E>,
 ) -> Result<Routed> {
-    let SumAndNorm { terms: [x, r], weight, offset, eps, out: [sums, normed] } = run;
+    let SumAndNorm { terms: [x, r], norm: RmsNorm { weight, offset, eps }, out: [sums, normed] } = run;
     let Router { weight: scores, experts, gate, top, renormalise } = router;
     Error::unless(E::NAME == bf16::NAME, "the format", bf16::NAME, E::NAME)?;
     Error::unless(adds_in_place(rows, inner), "rows", "so few that each block adds them up", rows)?;

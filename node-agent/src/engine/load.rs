@@ -123,14 +123,21 @@ impl Calibration {
         }
     }
 
-    /// Predicted time for so many rows of prompts and tokens of builds.
-    pub(super) fn span_of(&self, prompts: u64, builds: u64) -> Millis {
-        let prefill = |rows: u64| if rows > 0 { self.prefill_of(rows as usize).0 } else { 0.0 };
-        if self.build_tokens_per_second > 0.0 {
-            Millis(prefill(prompts) + builds as f64 / self.build_tokens_per_second * 1e3)
-        } else {
-            Millis(prefill(prompts + builds))
+    /// Predicted time of steps with so many rows of prompts and of builds in all. A row takes what one takes in a step of as
+    /// many rows: many builds in one step take less than as many alone, and no machine is faster for that. What the timed
+    /// build took beyond a prompt of its length goes by its tokens.
+    pub(super) fn span_of(&self, prompts: u64, builds: u64, steps: u64) -> Millis {
+        let rows = prompts + builds;
+        if rows == 0 {
+            return Millis(0.0);
         }
+        let in_a_step_of = |rows: u64| self.prefill_of(rows as usize).0 / rows as f64;
+        let row = in_a_step_of(rows.div_ceil(steps.max(1)));
+        let timed = in_a_step_of(SEGMENT_TOKENS.into());
+        let built =
+            if self.build_tokens_per_second > 0.0 { 1e3 / self.build_tokens_per_second } else { timed };
+        let (share, more) = ((built / timed).min(1.0), (built - timed).max(0.0));
+        Millis(row * (prompts as f64 + share * builds as f64) + more * builds as f64)
     }
 }
 
@@ -143,11 +150,11 @@ const DECODE_STREAMS: [u32; 2] = [1, 4];
 pub const SEGMENT_TOKENS: u32 = 512;
 
 impl Engine {
-    /// The times of [`Engine::calibrate`] as they are now: they follow what is computed since, slowly. A machine that was
-    /// busy when it was measured does not count as slow for good.
+    /// The times of [`Engine::calibrate`] as they are now: they follow what is computed since, slowly, and return while nothing
+    /// is. A machine that was busy when it was measured, or for a while since, does not count as slow for good.
     pub fn calibration(&self) -> Calibration {
         // A lock poisoned by a panic still holds plain numbers.
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner).now()
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner).at(Instant::now())
     }
 
     /// Times builds and answers of made-up tokens. It takes the engine as it is: meant for a quiet one, before

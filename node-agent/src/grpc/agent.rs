@@ -83,12 +83,13 @@ impl Service for AgentService {
         request: Request<Streaming<proto::BuildRequest>>,
     ) -> Result<Response<Self::BuildStream>, Status> {
         let agent = self.0.agent()?;
-        agent.ready()?;
         let (metadata, _, mut messages) = request.into_parts();
         let order = match messages.message().await?.and_then(|first| first.message) {
             Some(Message::Start(start)) => BuildOrder::try_from(start).map_err(Refusal::from)?,
             _ => return Err(Refusal::Malformed { why: "a build begins with its start".to_owned() }.into()),
         };
+        // Not before: a call can be open for a while until its order comes.
+        agent.ready()?;
         agent.check_identity(&order.identity)?;
         let span = tracing::info_span!("build", id = %order.id, segments = order.segments.len());
         adopt_grpc(&span, &metadata);

@@ -5,7 +5,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http_body_util::Full;
 use hypic_domain::id::Epoch;
 use tokio::sync::oneshot;
+use tonic::client::Grpc;
 use tonic::codec::{Codec, Streaming};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Endpoint;
 use tonic::{Code, Request, Response, Status};
 use tonic_prost::ProstCodec;
 
@@ -127,6 +130,21 @@ async fn a_peer_that_is_away_is_unreachable_and_found_again() {
     let listener = address.parse::<HostPort>().unwrap().listen().await.unwrap();
     tokio::spawn(serve(listener, Security::Plain, Routes::new(super::index(Echo)), std::future::pending()));
     index.locate(ask(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_says_nothing_is_ended() {
+    let served = serve_echo("127.0.0.1", Security::Plain).await;
+    let endpoint = Endpoint::from_shared(format!("http://{}", served.address)).unwrap();
+    let mut calls = Grpc::new(endpoint.connect().await.unwrap());
+    calls.ready().await.unwrap();
+    tokio::time::pause();
+    let silence = Request::new(tokio_stream::pending::<proto::LocateRequest>());
+    let path = PathAndQuery::from_static("/hypic.v1.Index/Locate");
+    let codec = ProstCodec::<proto::LocateRequest, proto::LocateResponse>::default();
+    let call = calls.client_streaming(silence, path, codec);
+    let status = tokio::time::timeout(10 * BEGIN, call).await.expect("nobody ends it").unwrap_err();
+    assert_eq!(Refusal::from(status), Refusal::Cancelled);
 }
 
 /// A resolver whose answer the test changes, as DNS does when a pod comes back; `None`: no such name.

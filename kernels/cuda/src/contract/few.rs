@@ -14,9 +14,8 @@ use crate::choice::{
 use crate::codes::Matrix;
 use crate::memory::Float;
 use crate::{
-    Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, NormedRows, ProductSize,
-    Routed, Router, SumAndNorm, add_norm_scores_few, choose_experts, experts_few, norm_product_few,
-    product_few,
+    Buffer, Choice, Device, ExpertWeights, ExpertsFew, FewPart, MOST_WEIGHTS, ProductSize, RmsNorm, Routed,
+    Router, SumAndNorm, add_norm_scores_few, choose_experts, experts_few, norm_product_few, product_few,
 };
 
 /// One product, in the form for its number of rows.
@@ -96,7 +95,7 @@ pub(super) fn norm_linears<E: Float, const N: usize>(
     if !(are_few && norms_in_product(rows, width) && (1..=MOST_WEIGHTS).contains(&N)) {
         return op::norm_linears_apart(device, x, norm, weights);
     }
-    let (weight, offset, eps) = (weight_of(OP, norm, width)?, offset_of(norm.style), norm.eps);
+    let rms = rms_norm_of(OP, norm, width)?;
     let make = || {
         let mut out = outputs(device, &found)?;
         let parts = found.iter().zip(&mut out).map(|((weight, size), y)| FewPart {
@@ -104,8 +103,7 @@ pub(super) fn norm_linears<E: Float, const N: usize>(
             outer: size.outer,
             y: &mut y.values,
         });
-        let normed = NormedRows { x: &x.values, weight, offset, eps };
-        norm_product_few(&device.device, normed, [rows, width], parts.collect())?;
+        norm_product_few(&device.device, (&x.values, rms), [rows, width], parts.collect())?;
         Ok(out)
     };
     all(OP, make().map_err(failed(OP))?)
@@ -144,20 +142,19 @@ pub(super) fn add_mixture<E: Float>(
     let Some(mixture) = mixture else {
         return op::add_mixture_apart(device, x, mixed, norm, (experts, shared));
     };
-    let (weight, offset, eps) = (weight_of(OP, norm, width)?, offset_of(norm.style), norm.eps);
+    let rms = rms_norm_of(OP, norm, width)?;
     let mut run = || {
         let mut normed = device.output(rows * width)?;
         let mut routed = if adds_in_place(rows, width) {
             // Other blocks still read the terms while one writes the sums.
             let mut sums = device.output(rows * width)?;
             let out = [&mut sums, &mut normed];
-            let sum = SumAndNorm { terms: [&x.values, &mixed.values], weight, offset, eps, out };
+            let sum = SumAndNorm { terms: [&x.values, &mixed.values], norm: rms, out };
             let routed = add_norm_scores_few(&device.device, sum, [rows, width], mixture.route())?;
             x.values = sums;
             mixture.chosen(device, routed)?
         } else {
-            let gpu = &device.device;
-            crate::add_norm(gpu, [&mut x.values, &mut normed], &mixed.values, weight, offset, eps)?;
+            crate::add_norm(&device.device, [&mut x.values, &mut normed], &mixed.values, rms)?;
             mixture.routed(device, &normed)?
         };
         mixture.add_to(device, &mut x.values, (&normed, &mut routed))
@@ -165,14 +162,14 @@ pub(super) fn add_mixture<E: Float>(
     run().map_err(failed(OP))
 }
 
-/// The weight of a norm over rows of `width`.
-fn weight_of<'a, E: Float>(
+/// A norm over rows of `width`.
+fn rms_norm_of<'a, E: Float>(
     op: &'static str,
     norm: &Norm<'a, CudaDevice<E>>,
     width: usize,
-) -> Result<&'a Buffer<f32>, OpError> {
+) -> Result<RmsNorm<'a>, OpError> {
     equal(op, "the width of rows", norm.width, width)?;
-    norm.weight.vector(op, width)
+    Ok(RmsNorm { weight: norm.weight.vector(op, width)?, offset: offset_of(norm.style), eps: norm.eps })
 }
 
 /// A mixture in the form for few rows, after a check of its shapes.

@@ -2,8 +2,8 @@
 
 use half::bf16;
 use hypic_cuda::{
-    Buffer, Choice, Device, ExpertWeights, Experts, ExpertsFew, add_norm, add_rows, bounds, experts_few,
-    rms_norm,
+    Buffer, Choice, Device, ExpertWeights, Experts, ExpertsFew, RmsNorm, add_norm, add_rows, bounds,
+    experts_few, rms_norm,
 };
 use rand::RngExt;
 use rand::seq::IndexedRandom;
@@ -45,9 +45,10 @@ fn sums_and_their_norms_have_the_bits_of_the_two_steps() {
         let weight = Buffer::from_slice(device, &weight).unwrap();
         let [mut y, mut z] =
             [(); 2].map(|()| Buffer::from_slice(device, &vec![bf16::NAN; rows * width]).unwrap());
-        add_norm(device, [&mut x, &mut y], &r, &weight, 1.0, 1e-6).unwrap();
+        let norm = RmsNorm { weight: &weight, offset: 1.0, eps: 1e-6 };
+        add_norm(device, [&mut x, &mut y], &r, norm).unwrap();
         add_rows(device, &mut apart, &r).unwrap();
-        rms_norm(device, &apart, &weight, &mut z, 1.0, 1e-6).unwrap();
+        rms_norm(device, &apart, norm, &mut z).unwrap();
         assert_eq!(bits(&narrow(&x.read().unwrap())), bits(&narrow(&apart.read().unwrap())));
         let found = bits(&narrow(&y.read().unwrap()));
         assert_eq!(found, bits(&narrow(&z.read().unwrap())));

@@ -3,7 +3,7 @@
 use half::bf16;
 use hypic_cuda::{
     Attention, AttentionForm, Buffer, Choice, Context, Contexts, Device, ExpertWeights, Experts, ExpertsFew,
-    FewPart, FullShape, Heads, NormedRows, Routed, Router, SumAndNorm, Token, add_norm, add_norm_scores_few,
+    FewPart, FullShape, Heads, RmsNorm, Routed, Router, SumAndNorm, Token, add_norm, add_norm_scores_few,
     attention_as, choose_experts, experts_few, norm_and_store, norm_product_few, product_few, rms_norm,
     sigmoid_gate, store_kv,
 };
@@ -26,6 +26,10 @@ fn place(device: &Device, values: &[bf16]) -> Buffer<bf16> {
 
 fn nan(device: &Device, len: usize) -> Buffer<bf16> {
     place(device, &vec![bf16::NAN; len])
+}
+
+fn zero_centred(weight: &Buffer<f32>) -> RmsNorm<'_> {
+    RmsNorm { weight, offset: 1.0, eps: EPS }
 }
 
 fn bits_of(buffer: &Buffer<bf16>) -> Vec<u32> {
@@ -273,11 +277,11 @@ fn sums_norms_and_scores_in_one_have_the_bits_of_the_launches_apart() {
                     (place(device, &scored.x), nan(device, len), nan(device, len));
                 let routed = if fused {
                     let out = [&mut sums, &mut normed];
-                    let sum = SumAndNorm { terms: [&x, &r], weight: &norm, offset: 1.0, eps: EPS, out };
+                    let sum = SumAndNorm { terms: [&x, &r], norm: zero_centred(&norm), out };
                     let router = scored.router(&weight, gate.as_ref(), true);
                     of_routed(&add_norm_scores_few(device, sum, rows, router).unwrap())
                 } else {
-                    add_norm(device, [&mut x, &mut normed], &r, &norm, 1.0, EPS).unwrap();
+                    add_norm(device, [&mut x, &mut normed], &r, zero_centred(&norm)).unwrap();
                     sums = x;
                     scored.apart(device, &normed)
                 };
@@ -321,11 +325,10 @@ fn norms_that_every_block_makes_have_the_bits_of_the_launches_apart() {
                     parts.map(|((weight, &(outer, _)), y)| FewPart { weight: weight.matrix(), outer, y });
                 let parts = parts.collect();
                 if fused {
-                    let run = NormedRows { x: &x, weight: &norm, offset: 1.0, eps: EPS };
-                    norm_product_few(device, run, [rows, inner], parts).unwrap();
+                    norm_product_few(device, (&x, zero_centred(&norm)), [rows, inner], parts).unwrap();
                 } else {
                     let mut normed = nan(device, rows * inner);
-                    rms_norm(device, &x, &norm, &mut normed, 1.0, EPS).unwrap();
+                    rms_norm(device, &x, zero_centred(&norm), &mut normed).unwrap();
                     product_few(device, &normed, [rows, inner], parts).unwrap();
                 }
                 y.iter().map(bits_of).collect::<Vec<_>>()
@@ -404,8 +407,8 @@ fn heads_that_are_normed_where_they_are_stored_have_the_bits_of_the_launches_apa
                         Heads { q: &q, k: &k, v: &v, norms, offset: 1.0, eps: EPS, normed: &mut normed };
                     norm_and_store(device, heads, &contexts, [&mut key, &mut value]).unwrap();
                 } else {
-                    rms_norm(device, &q, &norms[0], &mut normed, 1.0, EPS).unwrap();
-                    rms_norm(device, &k, &norms[1], &mut normed_key, 1.0, EPS).unwrap();
+                    rms_norm(device, &q, zero_centred(&norms[0]), &mut normed).unwrap();
+                    rms_norm(device, &k, zero_centred(&norms[1]), &mut normed_key).unwrap();
                     store_kv(device, [&normed_key, &v], &contexts, &mut key, &mut value).unwrap();
                 }
                 [&normed, &key, &value].map(bits_of)

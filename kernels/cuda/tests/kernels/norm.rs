@@ -1,5 +1,5 @@
 use half::bf16;
-use hypic_cuda::{Buffer, bounds, gated_norm, gates, rms_norm, unit_norm};
+use hypic_cuda::{Buffer, RmsNorm, bounds, gated_norm, gates, rms_norm, unit_norm};
 use rand::RngExt;
 
 use crate::run::{assert_close, on_devices};
@@ -35,7 +35,8 @@ fn norms_equal_f64_at_odd_widths() {
             let weight = Buffer::from_slice(device, &narrow(&weight)).unwrap();
             let mut outputs =
                 [(); 3].map(|()| Buffer::from_slice(device, &vec![bf16::NAN; rows * width]).unwrap());
-            rms_norm(device, &x, &weight, &mut outputs[0], 1.0, EPS).unwrap();
+            let norm = RmsNorm { weight: &weight, offset: 1.0, eps: EPS };
+            rms_norm(device, &x, norm, &mut outputs[0]).unwrap();
             gated_norm(device, &x, &z, &weight, &mut outputs[1], EPS).unwrap();
             unit_norm(device, &x, &mut outputs[2], width, 0.125, EPS).unwrap();
             let outputs = outputs.map(|y| narrow(&y.read().unwrap()));
