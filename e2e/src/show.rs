@@ -14,6 +14,9 @@ use crate::report::{Report, machine};
 /// Answers of `pic` that may be wrong where `recompute` is right, in all.
 const PIC_BEHIND: usize = 2;
 
+/// Questions between two lines, where no progress line can be drawn over.
+const LINE_EVERY: usize = 24;
+
 /// A fleet that knows the keys of [`crate::fleet::tenants`].
 pub struct Shown<'a> {
     /// The model's name.
@@ -75,6 +78,8 @@ impl Shown<'_> {
                     print!("\r           {name}: {pass} {done}/{}   ", asked.len());
                     // A progress line that cannot be shown is no reason to stop.
                     let _ = std::io::stdout().flush();
+                } else if done.is_multiple_of(LINE_EVERY) && done < asked.len() {
+                    (self.step)(&format!("{name}: {pass} {done}/{}", asked.len()));
                 }
             };
             let gap = !matches!(mode, Mode::Recompute | Mode::Prefix);

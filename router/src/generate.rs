@@ -284,6 +284,7 @@ fn lost(agent: &AgentId, prompt: &PromptFacts<'_>, refusal: PeerRefusal) -> Lost
         PeerRefusal::TooLong { tokens, limit } => Lost::Here(Refusal::ExceedContext {
             limit: limit.0,
             prompt: tokens.0,
+            is_counted: true,
             answer: 0,
             param: prompt.param.to_owned(),
         }),

@@ -17,14 +17,17 @@ pub enum Refusal {
     },
     /// The prompt and the answer do not fit the model's context.
     #[error(
-        "this model's context is {limit} tokens, but {} were asked for ({prompt} in the prompt, {answer} for the answer)",
-        u64::from(*prompt) + u64::from(*answer)
+        "this model's context is {limit} tokens, but {least}{} were asked for ({least}{prompt} in the prompt, {answer} for the answer)",
+        u64::from(*prompt) + u64::from(*answer),
+        least = if *is_counted { "" } else { "at least " }
     )]
     ExceedContext {
         /// The model's context.
         limit: u32,
         /// Tokens of the prompt.
         prompt: u32,
+        /// Whether they were counted; else there are at least so many.
+        is_counted: bool,
         /// Tokens asked for as answer.
         answer: u32,
         /// `messages` or `prompt`.

@@ -222,12 +222,15 @@ async fn segment(
     let segmenter = front.segmenter.clone();
     let segmented = front.cpu.run(move || segmenter.segment(request, &identity)).await?;
     segmented.map_err(|error| match error {
-        SegmentError::ContextLength { param, limit, prompt, requested } => Refusal::ExceedContext {
-            limit: limit.0,
-            prompt: prompt.0,
-            answer: requested.0,
-            param: param.to_owned(),
-        },
+        SegmentError::ContextLength { param, limit, prompt, requested, is_counted } => {
+            Refusal::ExceedContext {
+                limit: limit.0,
+                prompt: prompt.0,
+                is_counted,
+                answer: requested.0,
+                param: param.to_owned(),
+            }
+        }
         error if error.is_clients() => {
             Refusal::BadRequest { message: error.to_string(), param: error.param().map(str::to_owned) }
         }

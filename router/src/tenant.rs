@@ -66,7 +66,7 @@ impl Policy {
             })?),
         };
         let refuse = |mode: Mode| Refusal::Forbid {
-            message: format!("this key may not use the mode '{}'", mode.name()),
+            message: format!("this key may not use the mode '{}': {}", mode.name(), self.allowed()),
             param: Some("hypic.mode".to_owned()),
         };
         match (self.pinned, asked) {
@@ -76,6 +76,15 @@ impl Policy {
             (None, None) => Ok(default),
             (None, Some(asked)) if self.modes.contains(&asked) => Ok(asked),
             (None, Some(asked)) => Err(refuse(asked)),
+        }
+    }
+
+    /// The modes of its requests, for whoever asks for another.
+    fn allowed(&self) -> String {
+        let names = |modes: &[Mode]| modes.iter().map(|mode| mode.name()).collect::<Vec<_>>().join(", ");
+        match self.pinned {
+            Some(pinned) => format!("all its requests run in '{}'", pinned.name()),
+            None => format!("it may use {}", names(&self.modes)),
         }
     }
 

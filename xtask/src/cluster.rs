@@ -59,7 +59,7 @@ enum Command {
         /// Take the binaries as they were built last.
         #[arg(long)]
         no_build: bool,
-        /// With an agent that computes on NVIDIA GPUs too, and the library it needs (560 MB more).
+        /// With an agent that computes on NVIDIA GPUs too, and the library it needs (540 MB more).
         #[arg(long, conflicts_with = "no_build")]
         cuda: bool,
     },

@@ -15,6 +15,9 @@ use hypic_e2e::fleet::{Fleet, FleetOptions, key_of, tiny};
 use hypic_e2e::questions;
 use hypic_e2e::show::Shown;
 
+/// What a person is shown to ask: a document and a question, whose answer is "igloo".
+const QUESTION: &str = r#"[{"type": "text", "text": "Notes on Tobin. Their flag: igloo. It was raised on the roof of the house beside the old mill."}, {"type": "text", "text": "What is the flag of Tobin?"}]"#;
+
 /// Starts a fleet on this machine and asks it the demo's questions in every mode.
 #[derive(Parser)]
 struct Args {
@@ -42,6 +45,10 @@ fn main() -> Result<()> {
     let model = model_file(&args.files.model()?);
     step(&format!("starting a router, 3 combine agents and 2 scatter workers of {}", model.name));
     let mut fleet = Fleet::start(FleetOptions::demo(&args.files.dir, &args.files.binaries, model.clone()))?;
+    // From the start, so that `down --local` finds them whatever becomes of this process.
+    let pids = args.files.dir.join("pids");
+    let lines: Vec<String> = fleet.pids().values().map(u32::to_string).collect();
+    fs::write(&pids, lines.join("\n") + "\n").context("write the process ids")?;
     args.files.wait_ready(&mut fleet)?;
     step(&format!("ready at http://{}", fleet.address()));
 
@@ -57,10 +64,10 @@ fn main() -> Result<()> {
     }
     explain(&fleet, &model, args.keep);
     if args.keep {
-        let pids = fleet.pids();
-        let lines: Vec<String> = pids.values().map(u32::to_string).collect();
-        fs::write(args.files.dir.join("pids"), lines.join("\n") + "\n").context("write the process ids")?;
         fleet.keep();
+    } else {
+        drop(fleet);
+        fs::remove_file(&pids).context("remove the process ids")?;
     }
     Ok(())
 }
@@ -88,8 +95,11 @@ fn explain(fleet: &Fleet, model: &ModelFile, keep: bool) {
         key_of(Mode::Pic)
     );
     println!(
-        "    -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'",
+        "    -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"messages\": [{{\"role\": \"user\", \"content\": {QUESTION}}}]}}'",
         model.name
+    );
+    println!(
+        "Its key is that of one mode, as are sk-local-recompute, sk-local-prefix, sk-local-add, sk-local-last."
     );
     println!("Metrics:   http://{}/metrics", fleet.address());
     for entry in &fleet.topology().agents {

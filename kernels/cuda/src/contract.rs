@@ -125,7 +125,7 @@ fn failed(op: &'static str) -> impl Fn(Error) -> OpError {
         Error::CheckShape { what, expected, found } => {
             OpError::Shape { op, expected: format!("{what} to be {expected}"), found }
         }
-        Error::NoDevice => OpError::NoDevice { reason: Error::NoDevice.to_string() },
+        error @ Error::NoDevice { .. } => OpError::NoDevice { reason: error.to_string() },
         other => OpError::Device { op, source: other.into() },
     }
 }

@@ -69,10 +69,7 @@ impl Device {
         #[cfg(feature = "cuda")]
         return Ok(Self { backend: Arc::new(Backend::Cuda(Box::new(Context::open(ordinal)?))) });
         #[cfg(not(feature = "cuda"))]
-        {
-            let _ = ordinal;
-            Err(Error::NoDevice)
-        }
+        Err(Error::no_device(format!("this build has no cuda:{ordinal}, it lacks the feature `cuda`")))
     }
 
     /// The kernels as host code, run by the calling thread.
@@ -198,7 +195,7 @@ impl Device {
             #[cfg(feature = "fibers")]
             (Backend::Fibers(_), Backend::Fibers(_)) => Ok(()),
             #[cfg(all(feature = "cuda", feature = "fibers"))]
-            _ => Err(Error::NoDevice),
+            _ => Err(Error::no_device("a GPU and fibers share no memory")),
         }
     }
 

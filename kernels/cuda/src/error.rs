@@ -4,10 +4,11 @@ use std::error::Error as Source;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No driver, no device of that number, or a build without the `cuda` feature.
-    #[error(
-        "no CUDA device: the driver is missing or has no such device, or the build lacks the `cuda` feature"
-    )]
-    NoDevice,
+    #[error("no CUDA device: {reason}")]
+    NoDevice {
+        /// What is missing.
+        reason: String,
+    },
     /// A call of the driver failed.
     #[error("the driver failed to {action}")]
     CallDriver {
@@ -65,6 +66,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// An [`Error::NoDevice`].
+    pub(crate) fn no_device(reason: impl Into<String>) -> Self {
+        Self::NoDevice { reason: reason.into() }
+    }
+
     /// A [`Error::CheckShape`] unless `holds`.
     pub(crate) fn unless(
         holds: bool,

@@ -45,7 +45,7 @@ impl Graph {
                 let recorded = always(record, || graph = Some(context.stream.end_capture(flags)));
                 let graph = graph.transpose().map_err(failed("end a recording"))?.flatten();
                 recorded?;
-                Recorded::Cuda(RecordedGraph(graph.ok_or(Error::NoDevice)?))
+                Recorded::Cuda(RecordedGraph(graph.ok_or_else(|| Error::no_device("nothing was recorded"))?))
             }
             #[cfg(feature = "fibers")]
             Backend::Fibers(fibers) => {
@@ -69,7 +69,9 @@ impl Graph {
             #[cfg(feature = "fibers")]
             (Recorded::Fibers(tape), Backend::Fibers(fibers)) => fibers.play(tape),
             #[cfg(all(feature = "cuda", feature = "fibers"))]
-            (Recorded::Fibers(_), Backend::Cuda(_)) => Err(Error::NoDevice),
+            (Recorded::Fibers(_), Backend::Cuda(_)) => {
+                Err(Error::no_device("a recording of fibers runs on fibers"))
+            }
         }
     }
 
@@ -88,7 +90,7 @@ impl Graph {
                 start.elapsed_ms(&end).map(f64::from).map_err(failed("time a graph"))
             }
             #[cfg(feature = "fibers")]
-            _ => Err(Error::NoDevice),
+            _ => Err(Error::no_device("fibers have no clock")),
         }
     }
 }

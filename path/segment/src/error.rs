@@ -64,18 +64,20 @@ pub enum SegmentError {
     },
     /// Request: prompt and answer do not fit into the context.
     #[error(
-        "the context holds {} tokens; the prompt has {}, and {} are requested for the answer",
-        limit.0, prompt.0, requested.0
+        "the context holds {} tokens; the prompt has {}{}, and {} are requested for the answer",
+        limit.0, if *is_counted { "" } else { "at least " }, prompt.0, requested.0
     )]
     ContextLength {
         /// `messages` or `prompt`.
         param: &'static str,
         /// Tokens of the context.
         limit: Tokens,
-        /// Tokens of the prompt; at least so many, of a text that is far too long.
+        /// Tokens of the prompt.
         prompt: Tokens,
         /// Tokens asked for; 1 where the request names none.
         requested: Tokens,
+        /// Whether the prompt's tokens were counted; else there are at least so many, of a text that is far too long.
+        is_counted: bool,
     },
     /// Request: the template fails on this conversation, or says itself that it will not have it.
     #[error("the chat template refuses the conversation: {reason}")]

@@ -101,23 +101,33 @@ impl Segmenter {
             Prompt::Ids(ids) => vec![self.ids_piece(ids)?],
             prompt => {
                 let marked = self.marked(prompt)?;
-                // Far too long a text is not worth the memory that its tokens take.
-                self.bound(marked.text.len() / self.token_bytes, requested, param)?;
+                // Far too long a text is not worth the memory that its tokens take. Its bytes are no count: what fits
+                // without the answer is counted.
+                let least = marked.text.len() / self.token_bytes;
+                if least as u64 > u64::from(self.context.0) {
+                    return Err(self.too_long(param, least, requested, false));
+                }
                 self.text_pieces(&marked, prompt, identity, &request.scope)?
             }
         };
-        self.bound(pieces.iter().map(|piece| piece.ids.len()).sum(), requested, param)?;
+        let tokens = pieces.iter().map(|piece| piece.ids.len()).sum();
+        if tokens as u64 + u64::from(requested.0) > u64::from(self.context.0) {
+            return Err(self.too_long(param, tokens, requested, true));
+        }
         let boundaries = self.boundaries(&pieces, identity, &request.scope);
         Ok(SegmentedRequest { request, pieces, boundaries })
     }
 
-    /// Refuses a prompt of at least so many tokens if it does not fit.
-    fn bound(&self, tokens: usize, requested: Tokens, param: &'static str) -> Result<(), SegmentError> {
-        if tokens as u64 + u64::from(requested.0) <= u64::from(self.context.0) {
-            return Ok(());
-        }
+    /// The refusal of a prompt of so many tokens.
+    fn too_long(
+        &self,
+        param: &'static str,
+        tokens: usize,
+        requested: Tokens,
+        is_counted: bool,
+    ) -> SegmentError {
         let prompt = Tokens(u32::try_from(tokens).unwrap_or(u32::MAX));
-        Err(SegmentError::ContextLength { param, limit: self.context, prompt, requested })
+        SegmentError::ContextLength { param, limit: self.context, prompt, requested, is_counted }
     }
 
     /// The text of a chat as the template renders it, or of a plain completion without its separators.

@@ -22,7 +22,7 @@ use super::chat::Chat;
 use super::collect::Collected;
 use super::completions::Completions;
 use super::fields::Fields;
-use super::options::cut;
+use super::fields::cut;
 use super::{sse, usage};
 use crate::answer::{Delta, Finish};
 use crate::front::{Front, Question, Served, Step};

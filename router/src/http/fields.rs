@@ -64,6 +64,18 @@ impl<'a> Fields<'a> {
         self.value(name).map(|value| Fields::at(value, self.path(name))).transpose()
     }
 
+    /// Refuses fields of an object of ours that have other names: nobody else gives them a meaning.
+    pub(crate) fn only(&self, names: &[&str]) -> Result<(), Refusal> {
+        let Some(other) = self.object.keys().find(|name| !names.contains(&name.as_str())) else {
+            return Ok(());
+        };
+        let path = self.path(&cut(other));
+        Err(Refusal::bad(
+            &path,
+            format!("'{path}' is not known; '{}' takes {}", self.path, names.join(" and ")),
+        ))
+    }
+
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
         self.object.iter()
     }
@@ -125,6 +137,11 @@ pub(crate) fn wrong_type(path: String, wanted: &str, value: &Value) -> Refusal {
         Value::Object(_) => "an object",
     };
     Refusal::bad(path.clone(), format!("'{path}' must be {wanted}, not {found}"))
+}
+
+/// A client's text, short enough for a message.
+pub(super) fn cut(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 #[cfg(test)]

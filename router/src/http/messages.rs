@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hypic_domain::prompt::{Message, Role, TextPart, Tool, ToolCall};
 use serde_json::{Map, Value, json};
 
+use super::fields::cut;
 use super::fields::{Fields, wrong_type};
-use super::options::cut;
 use crate::refusal::Refusal;
 
 /// Reads `messages`.

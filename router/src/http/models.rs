@@ -9,7 +9,7 @@ use axum::http::HeaderMap;
 use serde_json::{Value, json};
 
 use super::exchange::check_key;
-use super::options::cut;
+use super::fields::cut;
 use crate::front::Front;
 use crate::refusal::Refusal;
 

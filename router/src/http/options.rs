@@ -4,7 +4,7 @@ use hypic_domain::sampling::Sampling;
 use hypic_domain::unit::Tokens;
 use serde_json::Value;
 
-use super::fields::{self, Fields};
+use super::fields::{self, Fields, cut};
 use crate::refusal::Refusal;
 
 /// Most choices of one request.
@@ -60,6 +60,9 @@ impl Options {
         }
         let seed = body.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
         let hypic = body.object("hypic")?;
+        if let Some(hypic) = &hypic {
+            hypic.only(&["mode", "measure_gap"])?;
+        }
         let mode = hypic.as_ref().map(|hypic| hypic.string("mode")).transpose()?.flatten();
         let measure_gap = hypic.as_ref().map(|hypic| hypic.boolean("measure_gap")).transpose()?.flatten();
         Ok(Self {
@@ -164,11 +167,6 @@ fn refuse_unsupported(body: &Fields<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A client's text, short enough for a message.
-pub(super) fn cut(text: &str) -> String {
-    text.chars().take(64).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -219,6 +217,7 @@ mod tests {
             (json!({"response_format": {"type": "json_object"}}), "response_format"),
             (json!({"hypic": {"mode": 3}}), "hypic.mode"),
             (json!({"hypic": 3}), "hypic"),
+            (json!({"hypic": {"mod": "pic"}}), "hypic.mod"),
         ] {
             let refusal = read(body.clone()).expect_err("contradiction");
             assert_eq!(refusal.param(), Some(param), "{body}");

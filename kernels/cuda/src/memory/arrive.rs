@@ -122,7 +122,7 @@ pub(crate) fn fetch(
             let _ = ready;
             let is_host = parts.iter().all(|part| matches!(&*part.device.backend, Backend::Fibers(_)));
             if !is_host {
-                return Err(Error::NoDevice);
+                return Err(Error::no_device("a GPU reads no memory of fibers"));
             }
             // SAFETY: the memory is as large as all parts, and each lies in a buffer that is kept.
             unsafe { send_later((device, fibers), size, (copies, kept)) }
@@ -142,7 +142,7 @@ fn context_of(device: &Device) -> Result<&Context> {
     match &*device.backend {
         Backend::Cuda(context) => Ok(context),
         #[cfg(feature = "fibers")]
-        Backend::Fibers(_) => Err(Error::NoDevice),
+        Backend::Fibers(_) => Err(Error::no_device("a GPU reads no memory of fibers")),
     }
 }
 

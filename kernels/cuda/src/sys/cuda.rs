@@ -111,10 +111,14 @@ impl Context {
     pub(crate) fn open(ordinal: usize) -> Result<Self> {
         // SAFETY: it only tries to open the driver's library, which has no preconditions.
         if !unsafe { is_culib_present() } {
-            return Err(Error::NoDevice);
+            return Err(Error::no_device(format!(
+                "cuda:{ordinal} needs NVIDIA's driver, whose library is missing"
+            )));
         }
-        if CudaContext::device_count().is_ok_and(|count| ordinal as i64 >= i64::from(count)) {
-            return Err(Error::NoDevice);
+        if let Some(count) =
+            CudaContext::device_count().ok().filter(|count| ordinal as i64 >= i64::from(*count))
+        {
+            return Err(Error::no_device(format!("the driver has {count}, of which none is cuda:{ordinal}")));
         }
         let context = CudaContext::new(ordinal).map_err(failed("open the device"))?;
         // SAFETY: there is one stream of kernels per context here, so its order is the order of all uses of a

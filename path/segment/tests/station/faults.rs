@@ -288,8 +288,9 @@ fn a_prompt_over_the_context_names_the_numbers() {
     for (tokens, asked, requested) in [(16_000, 500, 500), (16_384, u32::MAX, 1), (17_000, u32::MAX, 1)] {
         let error = with(tokens, asked).unwrap_err();
         assert_eq!((error.code(), error.param()), (Some("context_length_exceeded"), Some("prompt")));
-        let SegmentError::ContextLength { limit, prompt, requested: found, .. } = error else {
-            unreachable!()
+        let SegmentError::ContextLength { limit, prompt, requested: found, is_counted: true, .. } = error
+        else {
+            unreachable!("its tokens are counted")
         };
         assert_eq!((limit, prompt, found), (Tokens(16_384), Tokens(tokens as u32), Tokens(requested)));
     }
@@ -301,8 +302,16 @@ fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
     // As one word: what a tokenizer needs the most memory for.
     let error = segment(&segmenter, Prompt::Text("w".repeat(30 << 20))).unwrap_err();
     assert_eq!(error.code(), Some("context_length_exceeded"));
+    assert!(error.to_string().contains("at least"), "{error}");
     let SegmentError::ContextLength { limit, prompt, .. } = error else { unreachable!() };
     assert!(prompt > limit && prompt < Tokens(30 << 20), "{prompt:?}");
+    // A text that fits is counted, however long the answer is to be.
+    let mut short = request(Prompt::Text("badge ".repeat(40)));
+    short.sampling.max_tokens = limit;
+    let tokens = segment(&segmenter, short.prompt.clone()).unwrap().tokens();
+    let error = segmenter.segment(short, &IDENTITY).unwrap_err();
+    let SegmentError::ContextLength { prompt, is_counted: true, .. } = error else { unreachable!() };
+    assert_eq!(prompt, tokens);
 }
 
 #[test]
