@@ -1,20 +1,19 @@
 //! The pulling side: one queue and a few connections per sender.
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hypic_domain::tuple::PartSpec;
 use tokio::task::JoinSet;
 
-use super::connection::work;
+use super::connection::{Dialer, work};
 use super::counters::BulkCounters;
 use super::queue::Queue;
 use super::transfer::{Fetch, HttpTransfer};
 use super::{Lease, OnPart, PART_LIMIT, PartError, PullFrom, Transfer, Transport};
-use crate::address::{HostPort, Resolver};
-use crate::tls::{Io, Protocol, Security, ServerRole};
+use crate::address::Resolver;
+use crate::tls::Security;
 
 /// Bounds of the pulling side.
 #[derive(Clone, Copy, Debug)]
@@ -49,21 +48,6 @@ struct Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         self.queue.close();
-    }
-}
-
-/// Opens connections to one sender.
-pub(super) struct Dialer {
-    address: HostPort,
-    security: Security,
-    resolver: Resolver,
-    connect: Duration,
-}
-
-impl Dialer {
-    pub(super) async fn dial(&self) -> io::Result<Box<dyn Io>> {
-        let stream = tokio::time::timeout(self.connect, self.address.connect_bulk(&self.resolver)).await??;
-        self.security.open(stream, Protocol::Bulk, ServerRole::Agent).await
     }
 }
 
