@@ -1,16 +1,17 @@
 //! The pulling side: one queue and a few connections per sender.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use hypic_domain::tuple::PartSpec;
 use tokio::task::JoinSet;
 
 use super::connection::{Dialer, work};
 use super::counters::BulkCounters;
+use super::fetch::Fetch;
 use super::queue::Queue;
-use super::transfer::{Fetch, HttpTransfer};
 use super::{Lease, OnPart, PART_LIMIT, PartError, PullFrom, Transfer, Transport};
 use crate::address::Resolver;
 use crate::tls::Security;
@@ -129,8 +130,33 @@ impl Transport for HttpPull {
                 for job in jobs {
                     job.finish(Err(PartError::Unreachable { why: error.to_string() }));
                 }
-                Box::new(HttpTransfer { fetch, queue: std::sync::Weak::new() })
+                Box::new(HttpTransfer { fetch, queue: Weak::new() })
             }
         }
+    }
+}
+
+/// The receiver's end of a fetch over HTTP.
+struct HttpTransfer {
+    fetch: Arc<Fetch>,
+    queue: Weak<Queue>,
+}
+
+impl Transfer for HttpTransfer {
+    fn cancel(&self) {
+        self.fetch.cancelled.cancel();
+        if let Some(queue) = self.queue.upgrade() {
+            queue.drop_cancelled();
+        }
+    }
+
+    fn quiesce(self: Box<Self>) -> BoxFuture<'static, (Option<Lease>, Result<(), PartError>)> {
+        Box::pin(async move { self.fetch.quiesce().await })
+    }
+}
+
+impl Drop for HttpTransfer {
+    fn drop(&mut self) {
+        self.cancel();
     }
 }

@@ -10,9 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::PartError;
+use super::fetch::{Fetch, Job};
 use super::head::{self, HEAD_LIMIT, Head};
 use super::queue::Queue;
-use super::transfer::{Fetch, Job};
 use crate::address::{HostPort, Resolver};
 use crate::tls::{Io, Protocol, Security, ServerRole};
 
