@@ -18,6 +18,7 @@ mod messages;
 mod models;
 mod operations;
 mod scores;
+mod shape;
 mod sse;
 mod usage;
 

@@ -25,6 +25,7 @@ pub mod refusal;
 pub mod run;
 pub mod schedule;
 pub mod serve;
+pub mod temperature;
 pub mod tenant;
 
 mod generate;

@@ -11,7 +11,7 @@ use prometheus::{
     Opts, Registry, TextEncoder,
 };
 
-use crate::lookup::Temperature;
+use crate::temperature::Temperature;
 
 /// Endpoints as labels: route templates, never paths.
 pub const ENDPOINTS: [&str; 7] =

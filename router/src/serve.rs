@@ -25,10 +25,11 @@ use crate::fleet_view::poll;
 use crate::front::{Account, Front, Question, Served, Step};
 use crate::generate::{Answering, FirstToken, Lost, PromptFacts, generate};
 use crate::http::options::Options;
-use crate::lookup::{Found, IndexClient, Temperature};
+use crate::lookup::{Found, IndexClient};
 use crate::metrics::{Metrics, observe};
 use crate::refusal::Refusal;
 use crate::schedule::schedule;
+use crate::temperature::Temperature;
 use crate::tenant::Policy;
 
 /// An agent that does not describe itself within this is not waited for when nobody else is left.

@@ -12,12 +12,12 @@ mod budget;
 mod client;
 mod connection;
 mod counters;
+mod fetch;
 mod head;
 mod paced;
 mod queue;
 mod server;
 mod ticket;
-mod transfer;
 
 use std::sync::Arc;
 use std::time::Duration;

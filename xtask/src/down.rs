@@ -10,9 +10,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::cluster::{Target, TargetArgs};
-use crate::install::uninstall;
+use crate::install::{SAMPLE, uninstall};
 use crate::shell::{run, scratch, step};
-use crate::up::SAMPLE;
 
 /// Flags of `down`.
 #[derive(Args)]

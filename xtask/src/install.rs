@@ -7,6 +7,8 @@ use crate::shell::{root, run, step};
 
 /// Namespace of the operator.
 pub(crate) const NAMESPACE: &str = "hypic-system";
+/// Namespace of the sample.
+pub(crate) const SAMPLE: &str = "hypic-demo";
 
 /// Installs the kinds and the operator, or brings them up to date, and waits until the operator is ready.
 ///

@@ -12,8 +12,6 @@ use crate::cluster::TargetArgs;
 use crate::down::stop_local;
 use crate::shell::{binary, cargo, root, run, scratch, step};
 
-pub(crate) use on_cluster::SAMPLE;
-
 /// Flags of `up`.
 #[derive(Args)]
 pub(crate) struct UpArgs {

@@ -20,8 +20,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::fetch::cold;
-use crate::gather::Scatter;
 use crate::layer::{Pulled, pull, size};
+use crate::station::Scatter;
 
 /// One segment's share of a running batch. The batch is cancelled when the last share is dropped.
 pub(crate) struct Share {

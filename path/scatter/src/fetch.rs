@@ -14,9 +14,9 @@ use hypic_wire::bulk::{PartError, PullFrom};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::gather::Scatter;
 use crate::layer::{Pulled, pull};
 use crate::peers::Peers;
+use crate::station::Scatter;
 
 /// Parts by layer.
 pub(crate) type Layers = BTreeMap<u16, Vec<PartSpec>>;

@@ -4,73 +4,17 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::future::join_all;
-use hypic_domain::flow::{ColdReason, GatheredSegments, Order, SegmentOutcome, Source};
+use hypic_domain::flow::{GatheredSegments, Order, Source};
 use hypic_domain::id::AgentId;
-use hypic_domain::unit;
-use hypic_wire::bulk::{Budget, Transport};
 use hypic_wire::convert::order::BuildSegment;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::build;
-use crate::layer::Layer;
-use crate::peers::{Index, Peers};
-use crate::segment::{Candidate, Segment, drive};
-
-/// Bounds on waiting and on what is in flight.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// A fetched segment is given up after this.
-    pub fetch: Duration,
-    /// A segment built elsewhere is given up after this.
-    pub build: Duration,
-    /// Share of its time, 0 to 1, after which a segment is late and a second source is tried beside the first.
-    pub hedge: f64,
-    /// An owner or holder that has not answered by then is away.
-    pub answer: Duration,
-    /// A sender that brings nothing for this long is stalled.
-    pub stall: Duration,
-    /// Layers of one segment pulled at once.
-    pub window: usize,
-    /// Bytes that one worker may be ahead of what was pulled from it.
-    pub credit: unit::Bytes,
-    /// Events that wait for the caller.
-    pub events: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            fetch: Duration::from_secs(10),
-            build: Duration::from_secs(60),
-            hedge: 0.5,
-            answer: Duration::from_secs(2),
-            stall: Duration::from_secs(2),
-            window: 4,
-            credit: unit::Bytes(64 << 20),
-            events: 64,
-        }
-    }
-}
-
-/// The station: one per agent, for all its requests.
-pub struct Scatter {
-    /// This agent.
-    pub me: AgentId,
-    /// Other agents.
-    pub peers: Arc<dyn Peers>,
-    /// The index.
-    pub index: Arc<dyn Index>,
-    /// How bytes come.
-    pub transport: Arc<dyn Transport>,
-    /// Cap on bytes in flight over all requests.
-    pub budget: Budget,
-    /// Bounds.
-    pub limits: Limits,
-}
+use crate::segment::{Candidate, GatherEvent, Segment, drive};
+use crate::station::Scatter;
 
 /// How one segment is to be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,50 +23,6 @@ pub enum Handle {
     Local,
     /// It comes by events, and ends with `Manifest` or `Lost`.
     Coming,
-}
-
-/// One thing that happened to one segment. `piece` is its place in the order's pieces.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GatherEvent {
-    /// A layer is here, checked. Layers come in order, each as soon as it can be had. After `Failed` a layer
-    /// may come again from another source: it replaces the former one. A layer that was composed already may
-    /// stay so (tuples of two sources differ by rounding at most), but only the set that stands at `Manifest`
-    /// is a tuple.
-    Layer {
-        /// Which segment.
-        piece: usize,
-        /// The layer.
-        layer: Layer,
-    },
-    /// A source failed; others may go on. For counting, and to have a corrupt copy quarantined.
-    Failed {
-        /// Which segment.
-        piece: usize,
-        /// Why.
-        reason: ColdReason,
-        /// Whose copy.
-        by: AgentId,
-    },
-    /// All layers are here.
-    Manifest {
-        /// Which segment.
-        piece: usize,
-        /// The codec's manifest.
-        manifest: Bytes,
-        /// Who sent it.
-        by: AgentId,
-        /// `Fetched` or `Built`.
-        outcome: SegmentOutcome,
-    },
-    /// It will not come: the caller builds it.
-    Lost {
-        /// Which segment.
-        piece: usize,
-        /// Why it is cold; [`ColdReason::Unknown`] where nobody was to have it.
-        reason: ColdReason,
-        /// Whose copy was lost last.
-        by: Option<AgentId>,
-    },
 }
 
 /// What an order led to.

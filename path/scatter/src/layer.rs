@@ -7,7 +7,7 @@ use hypic_domain::tuple::PartSpec;
 use hypic_domain::unit;
 use hypic_wire::bulk::{Lease, OnPart, PartError, PullFrom};
 
-use crate::gather::Scatter;
+use crate::station::Scatter;
 
 /// The parts of one layer, whole and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,11 +19,14 @@ mod grpc;
 mod layer;
 mod peers;
 mod segment;
+mod station;
 
-pub use gather::{GatherEvent, GatherEvents, Gathered, Handle, Limits, Scatter};
+pub use gather::{GatherEvents, Gathered, Handle};
 pub use grpc::GrpcPeers;
 pub use layer::Layer;
 pub use peers::{Builds, Index, Peers};
+pub use segment::GatherEvent;
+pub use station::{Limits, Scatter};
 
 #[cfg(test)]
 mod tests;

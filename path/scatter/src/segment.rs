@@ -14,8 +14,52 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::build::{Share, follow, order};
 use crate::fetch::{Layers, fetch};
-use crate::gather::{GatherEvent, Scatter};
 use crate::layer::{Layer, Pulled};
+use crate::station::Scatter;
+
+/// One thing that happened to one segment. `piece` is its place in the order's pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GatherEvent {
+    /// A layer is here, checked. Layers come in order, each as soon as it can be had. After `Failed` a layer
+    /// may come again from another source: it replaces the former one. A layer that was composed already may
+    /// stay so (tuples of two sources differ by rounding at most), but only the set that stands at `Manifest`
+    /// is a tuple.
+    Layer {
+        /// Which segment.
+        piece: usize,
+        /// The layer.
+        layer: Layer,
+    },
+    /// A source failed; others may go on. For counting, and to have a corrupt copy quarantined.
+    Failed {
+        /// Which segment.
+        piece: usize,
+        /// Why.
+        reason: ColdReason,
+        /// Whose copy.
+        by: AgentId,
+    },
+    /// All layers are here.
+    Manifest {
+        /// Which segment.
+        piece: usize,
+        /// The codec's manifest.
+        manifest: Bytes,
+        /// Who sent it.
+        by: AgentId,
+        /// `Fetched` or `Built`.
+        outcome: SegmentOutcome,
+    },
+    /// It will not come: the caller builds it.
+    Lost {
+        /// Which segment.
+        piece: usize,
+        /// Why it is cold; [`ColdReason::Unknown`] where nobody was to have it.
+        reason: ColdReason,
+        /// Whose copy was lost last.
+        by: Option<AgentId>,
+    },
+}
 
 /// A way to have the tuple.
 pub(crate) enum Candidate {

@@ -3,8 +3,8 @@
 use hypic_domain::unit::Millis;
 
 use crate::lanes::{Choice, Lanes};
+use crate::plan::{candidates, start};
 use crate::problem::Problem;
-use crate::solve::{candidates, start};
 
 /// The least completion that any choice of combine agent and sources has; `None` without a combine agent.
 ///

@@ -5,8 +5,8 @@ use hypic_domain::tier::Tier;
 use hypic_domain::unit::Millis;
 
 use crate::lanes::{Choice, Lanes};
+use crate::plan::Plan;
 use crate::problem::{Problem, Segment};
-use crate::solve::Plan;
 
 /// Reasons of the best plan, the first of `plans`, with its `choices`: for the combine agent, then for each
 /// segment in order.

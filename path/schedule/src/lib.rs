@@ -14,6 +14,7 @@ pub mod exact;
 mod explain;
 pub mod fleet;
 pub mod lanes;
+mod plan;
 pub mod problem;
 mod solve;
 

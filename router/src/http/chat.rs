@@ -6,9 +6,9 @@ use hypic_domain::prompt::{Chat as Conversation, Prompt};
 use serde_json::{Map, Value, json};
 
 use super::collect::Collected;
-use super::exchange::{Head, Shape};
 use super::fields::{Fields, wrong_type};
 use super::options::{MOST_TOP, Options};
+use super::shape::{Head, Shape};
 use super::{messages, scores};
 use crate::answer::markup::{Fragment, Reading};
 use crate::answer::{Delta, Finish};

@@ -6,10 +6,10 @@ use hypic_domain::prompt::Prompt;
 use serde_json::{Value, json};
 
 use super::collect::Collected;
-use super::exchange::{Head, Shape};
 use super::fields::{self, Fields, wrong_type};
 use super::options::{MOST_TOP, Options};
 use super::scores;
+use super::shape::{Head, Shape};
 use crate::answer::markup::{Fragment, Reading};
 use crate::answer::{Delta, Finish};
 use crate::front::Question;

@@ -13,9 +13,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use http_body_util::BodyExt;
-use hypic_domain::unit::Millis;
 use hypic_wire::trace;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tracing::{Instrument, info_span};
 
 use super::chat::Chat;
@@ -23,8 +22,8 @@ use super::collect::Collected;
 use super::completions::Completions;
 use super::fields::Fields;
 use super::fields::cut;
+use super::shape::{Head, Shape};
 use super::{sse, usage};
-use crate::answer::{Delta, Finish};
 use crate::front::{Front, Question, Served, Step};
 use crate::refusal::Refusal;
 use crate::serve::serve;
@@ -33,45 +32,7 @@ use crate::tenant::Policy;
 /// A body must arrive within this time.
 const BODY_TIME: Duration = Duration::from_secs(60);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const MODE: HeaderName = HeaderName::from_static("x-hypic-mode");
-
-/// How one endpoint reads its question and writes its answer.
-pub(super) trait Shape: Send + Sync + 'static {
-    /// Its metric label.
-    const ENDPOINT: &'static str;
-    /// What ids of its answers begin with.
-    const ID: &'static str;
-    /// `object` of an answer and of a chunk.
-    const OBJECTS: (&'static str, &'static str);
-
-    /// Reads the body.
-    fn read(body: &Fields<'_>, arrived: Instant) -> Result<Question, Refusal>;
-    /// A chunk's entry in `choices` for more of one choice. `first`: it is the choice's first.
-    fn delta(head: &Head, choice: u32, first: bool, delta: Delta) -> Value;
-    /// A chunk's entry in `choices` for the end of one choice.
-    fn finished(choice: u32, first: bool, finish: Finish) -> Value;
-    /// A whole answer's entry in `choices`.
-    fn whole(head: &Head, choice: u32, collected: Collected, scored: bool) -> Value;
-}
-
-/// What all chunks of an answer share.
-pub(super) struct Head {
-    /// The request's own id, without the endpoint's prefix.
-    pub(super) request: String,
-    pub(super) id: String,
-    pub(super) created: u64,
-    pub(super) model: String,
-}
-
-impl Head {
-    /// An answer's or a chunk's object around its choices.
-    pub(super) fn around(&self, object: &str, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
-        })
-    }
-}
 
 pub(super) async fn chat(State(front): State<Arc<Front>>, request: Request) -> Result<Response, Refusal> {
     exchange::<Chat>(front, request).await
@@ -163,26 +124,12 @@ async fn whole<S: Shape>(
                 body["usage"] = usage::usage(&account);
                 body["hypic"] = usage::hypic(&account);
                 let mut response = Json(body).into_response();
-                server_timing(&mut response, &account.stations);
+                usage::server_timing(&mut response, &account.stations);
                 return Ok(response);
             }
         }
     }
     Err(Refusal::Internal)
-}
-
-/// Says on the response how long each station took.
-pub(super) fn server_timing(response: &mut Response, stations: &[(String, Millis)]) {
-    let entries: Vec<String> = stations
-        .iter()
-        .map(|(name, millis)| {
-            let token = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
-            format!("{};dur={:.3}", name.chars().map(token).collect::<String>(), millis.0)
-        })
-        .collect();
-    if let Ok(value) = HeaderValue::try_from(entries.join(", ")) {
-        response.headers_mut().insert(SERVER_TIMING, value);
-    }
 }
 
 async fn read_body(headers: &HeaderMap, mut body: Body, limit: usize) -> Result<Bytes, Refusal> {

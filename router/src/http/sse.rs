@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::convert::Infallible;
 use std::marker::PhantomData;
 
-use super::exchange::{Head, Shape, server_timing};
+use super::shape::{Head, Shape};
 use super::{CountedAtEnd, errors, usage};
 use crate::front::{Front, Served, Step};
 use crate::metrics::Metrics;
@@ -41,7 +41,7 @@ pub(super) fn stream<S: Shape>(
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies of the nginx family hold a stream back without this.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    server_timing(&mut response, &stations);
+    usage::server_timing(&mut response, &stations);
     response.extensions_mut().insert(CountedAtEnd);
     response
 }

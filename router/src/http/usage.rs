@@ -1,9 +1,14 @@
-//! What an answer cost: OpenAI's `usage`, and our `hypic` block beside it.
+//! What an answer cost: OpenAI's `usage`, our `hypic` block beside it, and the header `server-timing`.
 
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
 use hypic_domain::flow::SegmentOutcome;
+use hypic_domain::unit::Millis;
 use serde_json::{Map, Value, json};
 
 use crate::front::Account;
+
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
 /// `usage`.
 pub(super) fn usage(account: &Account) -> Value {
@@ -43,4 +48,18 @@ pub(super) fn hypic(account: &Account) -> Value {
         "gap": ready.gap,
         "timing_ms": timing,
     })
+}
+
+/// Says on the response how long each station took.
+pub(super) fn server_timing(response: &mut Response, stations: &[(String, Millis)]) {
+    let entries: Vec<String> = stations
+        .iter()
+        .map(|(name, millis)| {
+            let token = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+            format!("{};dur={:.3}", name.chars().map(token).collect::<String>(), millis.0)
+        })
+        .collect();
+    if let Ok(value) = HeaderValue::try_from(entries.join(", ")) {
+        response.headers_mut().insert(SERVER_TIMING, value);
+    }
 }

@@ -1,20 +1,20 @@
 //! The pulling side: one queue and a few connections per sender.
 
 use std::collections::HashMap;
-use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use hypic_domain::tuple::PartSpec;
 use tokio::task::JoinSet;
 
-use super::connection::work;
+use super::connection::{Dialer, work};
 use super::counters::BulkCounters;
+use super::fetch::Fetch;
 use super::queue::Queue;
-use super::transfer::{Fetch, HttpTransfer};
 use super::{Lease, OnPart, PART_LIMIT, PartError, PullFrom, Transfer, Transport};
-use crate::address::{HostPort, Resolver};
-use crate::tls::{Io, Protocol, Security, ServerRole};
+use crate::address::Resolver;
+use crate::tls::Security;
 
 /// Bounds of the pulling side.
 #[derive(Clone, Copy, Debug)]
@@ -49,21 +49,6 @@ struct Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         self.queue.close();
-    }
-}
-
-/// Opens connections to one sender.
-pub(super) struct Dialer {
-    address: HostPort,
-    security: Security,
-    resolver: Resolver,
-    connect: Duration,
-}
-
-impl Dialer {
-    pub(super) async fn dial(&self) -> io::Result<Box<dyn Io>> {
-        let stream = tokio::time::timeout(self.connect, self.address.connect_bulk(&self.resolver)).await??;
-        self.security.open(stream, Protocol::Bulk, ServerRole::Agent).await
     }
 }
 
@@ -145,8 +130,33 @@ impl Transport for HttpPull {
                 for job in jobs {
                     job.finish(Err(PartError::Unreachable { why: error.to_string() }));
                 }
-                Box::new(HttpTransfer { fetch, queue: std::sync::Weak::new() })
+                Box::new(HttpTransfer { fetch, queue: Weak::new() })
             }
         }
+    }
+}
+
+/// The receiver's end of a fetch over HTTP.
+struct HttpTransfer {
+    fetch: Arc<Fetch>,
+    queue: Weak<Queue>,
+}
+
+impl Transfer for HttpTransfer {
+    fn cancel(&self) {
+        self.fetch.cancelled.cancel();
+        if let Some(queue) = self.queue.upgrade() {
+            queue.drop_cancelled();
+        }
+    }
+
+    fn quiesce(self: Box<Self>) -> BoxFuture<'static, (Option<Lease>, Result<(), PartError>)> {
+        Box::pin(async move { self.fetch.quiesce().await })
+    }
+}
+
+impl Drop for HttpTransfer {
+    fn drop(&mut self) {
+        self.cancel();
     }
 }

@@ -10,11 +10,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::PartError;
-use super::client::Dialer;
+use super::fetch::{Fetch, Job};
 use super::head::{self, HEAD_LIMIT, Head};
 use super::queue::Queue;
-use super::transfer::{Fetch, Job};
-use crate::tls::Io;
+use crate::address::{HostPort, Resolver};
+use crate::tls::{Io, Protocol, Security, ServerRole};
 
 /// A cancelled body is read to its end where less than this is left; else the connection is closed.
 const DRAIN: u64 = 1 << 20;
@@ -22,6 +22,21 @@ const DRAIN: u64 = 1 << 20;
 const ERROR_BODY: u64 = 64 << 10;
 /// Connections that may break under one part before its sender counts as unreachable.
 const BREAKS: u32 = 3;
+
+/// Opens connections to one sender.
+pub(super) struct Dialer {
+    pub(super) address: HostPort,
+    pub(super) security: Security,
+    pub(super) resolver: Resolver,
+    pub(super) connect: Duration,
+}
+
+impl Dialer {
+    async fn dial(&self) -> io::Result<Box<dyn Io>> {
+        let stream = tokio::time::timeout(self.connect, self.address.connect_bulk(&self.resolver)).await??;
+        self.security.open(stream, Protocol::Bulk, ServerRole::Agent).await
+    }
+}
 
 /// A connection with what was read of it beyond the last answer.
 struct Pipe {

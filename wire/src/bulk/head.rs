@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::PartError;
-use super::transfer::Job;
+use super::fetch::Job;
 
 /// Longest head that is read.
 pub(super) const HEAD_LIMIT: usize = 8 << 10;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::transfer::Job;
+use super::fetch::Job;
 
 /// One queue for all connections and all fetches: a slow connection cannot hold up layer 0.
 #[derive(Default)]

@@ -1,5 +1,6 @@
 //! The lab: a cluster in namespaces of this machine. Its names, addresses and files, and how commands get inside.
 
+use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -7,12 +8,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::node::Node;
-use super::{network, prometheus, tools};
+use super::tools;
 use crate::shell::root;
 
 /// Address of the API server, of Prometheus and of whatever `run` starts.
 pub(crate) const ADDRESS: &str = "10.90.0.1";
+/// Port of Prometheus there.
+pub(crate) const PROMETHEUS: u16 = 9090;
 /// Where every lab keeps its files. Not below the checkout: paths of unix sockets must stay short.
 pub(crate) const STATE: &str = "/var/lib/hypic-cluster";
 
@@ -57,7 +59,7 @@ impl Lab {
 
     /// Where its Prometheus listens.
     pub(crate) fn prometheus(&self) -> String {
-        format!("http://{ADDRESS}:{}", prometheus::PORT)
+        format!("http://{ADDRESS}:{PROMETHEUS}")
     }
 
     /// File that holds on to a network namespace: `switch`, or a node's.
@@ -65,17 +67,10 @@ impl Lab {
         self.dir().join("net").join(name)
     }
 
-    /// The nodes that `up` was asked for.
-    pub(crate) fn nodes(&self) -> Vec<Node> {
-        let text = fs::read_to_string(self.dir().join("nodes")).unwrap_or_default();
-        let count = text.trim().parse::<u8>().unwrap_or(0);
-        (1..=count).map(|number| Node::new(self, number)).collect()
-    }
-
     /// A command inside the lab's network.
     pub(crate) fn inside(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(network::enter(&self.network("switch"))).arg("--").arg(program.as_ref());
+        command.arg(enter(&self.network("switch"))).arg("--").arg(program.as_ref());
         command
     }
 
@@ -158,6 +153,13 @@ impl Lab {
     }
 }
 
+/// The flag of nsenter that enters a network namespace.
+pub(crate) fn enter(namespace: &Path) -> OsString {
+    let mut flag = OsString::from("--net=");
+    flag.push(namespace);
+    flag
+}
+
 /// A file of `e2e/cluster/config` with its `{{NAME}}`s filled in.
 ///
 /// # Errors
@@ -185,13 +187,6 @@ mod tests {
         for name in ["", "Lab", "a/b", "..", "a-b", "seventeenletters1"] {
             assert!(Lab::new(name).is_err(), "{name}");
         }
-    }
-
-    #[test]
-    fn sockets_fit_their_limit() {
-        let lab = Lab::new("sixteenletters16").unwrap();
-        let socket = Node::new(&lab, 9).dir().join("containerd.sock");
-        assert!(socket.as_os_str().len() < 100, "{}", socket.display());
     }
 
     #[test]

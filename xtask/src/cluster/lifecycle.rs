@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::daemon::{dead, succeeds};
-use super::lab::{ADDRESS, Lab, STATE};
+use super::lab::{Lab, STATE};
 use super::{cache, control_plane, go, image, machine, network, node, prometheus, remains, tools};
 use crate::shell::{root, run, step};
 
@@ -133,7 +133,7 @@ impl Lab {
             format!("the cluster is up after {:.0} s", elapsed.as_secs_f64()),
             "  look:        cargo xtask cluster run -- kubectl get pods --all-namespaces".to_owned(),
             "  a shell:     cargo xtask cluster run -- bash".to_owned(),
-            format!("  Prometheus:  cargo xtask cluster run -- curl http://{ADDRESS}:{}/", prometheus::PORT),
+            format!("  Prometheus:  cargo xtask cluster run -- curl {}/", self.prometheus()),
             format!(
                 "  logs:        {}, who wrote what: {}",
                 dir.join("logs").display(),

@@ -1,7 +1,6 @@
 //! The lab's network: one namespace with a bridge as switch, one namespace per node, no way out and no link in
 //! the machine's own.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::daemon::quietly;
-use super::lab::{ADDRESS, Lab};
+use super::lab::{ADDRESS, Lab, enter};
 use super::node::Node;
 
 /// Makes the namespaces, links and routes.
@@ -48,13 +47,6 @@ pub(crate) fn link(lab: &Lab, number: u8, state: &str) -> Result<()> {
         bail!("there is no node {number}: the lab has nodes 1 to {}", nodes.len());
     }
     ip(&lab.network("switch"), &format!("link set v{number} {state}"))
-}
-
-/// The flag of nsenter that enters a network namespace.
-pub(crate) fn enter(namespace: &Path) -> OsString {
-    let mut flag = OsString::from("--net=");
-    flag.push(namespace);
-    flag
 }
 
 fn namespace(file: &Path) -> Result<()> {

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 
 use super::daemon::{self, quietly, running, succeeds};
 use super::image::Archive;
-use super::lab::{Lab, configuration};
-use super::{go, network, remains};
+use super::lab::{Lab, configuration, enter};
+use super::{go, remains};
 use crate::shell::root;
 
 /// Fixed paths that its programs write to; each node gets a private copy.
@@ -135,13 +135,22 @@ impl Node {
     }
 }
 
+impl Lab {
+    /// The nodes that `up` was asked for.
+    pub(crate) fn nodes(&self) -> Vec<Node> {
+        let text = fs::read_to_string(self.dir().join("nodes")).unwrap_or_default();
+        let count = text.trim().parse::<u8>().unwrap_or(0);
+        (1..=count).map(|number| Node::new(self, number)).collect()
+    }
+}
+
 /// Starts a node and waits until its runtime has the images; it becomes Ready on its own.
 pub(crate) fn start(node: &Node, images: &[Archive]) -> Result<()> {
     let (lab, dir, name) = (&node.lab, node.dir(), node.name());
     node.configure()?;
     remains::make_mount_points(&POINTS)?;
     let mut init = Command::new("nsenter");
-    init.arg(network::enter(&node.network())).args(["--", "unshare"]);
+    init.arg(enter(&node.network())).args(["--", "unshare"]);
     init.args(["--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]);
     init.args(["--propagation", "private", "bash"]).arg(root().join("e2e/cluster/node-init.sh"));
     init.arg(&dir).args([&name, &node.cgroup()]).args(POINTS);
@@ -182,4 +191,16 @@ pub(crate) fn enforce_policies(node: &Node) -> Result<()> {
     router.arg("--kubeconfig").arg(lab.pki().join("kube-router.kubeconfig"));
     daemon::start(lab, &format!("{name}-kube-router"), router)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_fit_their_limit() {
+        let lab = Lab::new("sixteenletters16").unwrap();
+        let socket = Node::new(&lab, 9).dir().join("containerd.sock");
+        assert!(socket.as_os_str().len() < 100, "{}", socket.display());
+    }
 }

@@ -6,11 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::daemon::{self, quietly, succeeds};
-use super::lab::{ADDRESS, Lab, configuration};
+use super::lab::{ADDRESS, Lab, PROMETHEUS, configuration};
 use crate::shell::root;
-
-/// Where it listens, on the lab's address.
-pub(crate) const PORT: u16 = 9090;
 
 /// Where it asks for its targets.
 const TARGETS: &str = "9091";
@@ -29,13 +26,14 @@ pub(crate) fn start(lab: &Lab) -> Result<()> {
     quietly(check.args(["check", "config"]).arg(&file))?;
     let mut command = lab.inside("prometheus");
     command.arg("--config.file").arg(&file).arg("--storage.tsdb.path").arg(lab.dir().join("prometheus"));
-    command.args([format!("--web.listen-address={ADDRESS}:{PORT}"), "--web.enable-lifecycle".to_owned()]);
+    command
+        .args([format!("--web.listen-address={ADDRESS}:{PROMETHEUS}"), "--web.enable-lifecycle".to_owned()]);
     let mut server = daemon::start(lab, "prometheus", command)?;
     daemon::wait(&mut server, "it is ready", Duration::from_secs(60), || answers(lab))
 }
 
 /// Whether it is ready.
 pub(crate) fn answers(lab: &Lab) -> bool {
-    let address = format!("http://{ADDRESS}:{PORT}/-/ready");
+    let address = format!("{}/-/ready", lab.prometheus());
     succeeds(lab.inside("curl").args(["--silent", "--fail", "--max-time", "5", &address]))
 }

@@ -6,13 +6,11 @@ use anyhow::{Result, bail};
 
 use super::UpArgs;
 use crate::cluster::{Binaries, TAG, Target};
-use crate::install::{self, install};
+use crate::install::{self, SAMPLE, install};
 use crate::shell::{binary_path, build_binaries, root, run, step};
 
 /// Nodes of the lab.
 const NODES: u8 = 2;
-/// Namespace of the sample.
-pub(crate) const SAMPLE: &str = "hypic-demo";
 
 /// Sets all up and runs `hypic-demo`. The cluster stays.
 pub(crate) fn up(args: &UpArgs) -> Result<()> {

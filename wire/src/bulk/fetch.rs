@@ -1,17 +1,15 @@
 //! One fetch and its parts: every part is reported exactly once, and the lease outlives the last of them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use hypic_domain::tuple::PartSpec;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::{BulkCounters, count};
-use super::queue::Queue;
-use super::{Lease, OnPart, PartError, PullFrom, Transfer};
+use super::{Lease, OnPart, PartError, PullFrom};
 
 /// What the parts of one fetch share.
 pub(super) struct Fetch {
@@ -63,6 +61,14 @@ impl Fetch {
         let jobs = parts.into_iter().enumerate().map(job).collect();
         (fetch, jobs)
     }
+
+    /// Waits until nobody can write any more, and takes the lease and the first failure out.
+    pub(super) async fn quiesce(&self) -> (Option<Lease>, Result<(), PartError>) {
+        self.quiet.cancelled().await;
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failure = self.first_failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        (lease, failure.map_or(Ok(()), Err))
+    }
 }
 
 impl Job {
@@ -97,36 +103,5 @@ impl Drop for Job {
         if !self.reported {
             self.report(Err(PartError::Cancelled));
         }
-    }
-}
-
-/// The receiver's end of a fetch over HTTP.
-pub(super) struct HttpTransfer {
-    pub(super) fetch: Arc<Fetch>,
-    pub(super) queue: Weak<Queue>,
-}
-
-impl Transfer for HttpTransfer {
-    fn cancel(&self) {
-        self.fetch.cancelled.cancel();
-        if let Some(queue) = self.queue.upgrade() {
-            queue.drop_cancelled();
-        }
-    }
-
-    fn quiesce(self: Box<Self>) -> BoxFuture<'static, (Option<Lease>, Result<(), PartError>)> {
-        Box::pin(async move {
-            self.fetch.quiet.cancelled().await;
-            let lock = |error: PoisonError<_>| error.into_inner();
-            let lease = self.fetch.lease.lock().unwrap_or_else(lock).take();
-            let failure = self.fetch.first_failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-            (lease, failure.map_or(Ok(()), Err))
-        })
-    }
-}
-
-impl Drop for HttpTransfer {
-    fn drop(&mut self) {
-        self.cancel();
     }
 }
