@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use hypic_domain::prompt::{Message, Role, TextPart, Tool, ToolCall};
 use serde_json::{Map, Value, json};
 
-use super::fields::cut;
-use super::fields::{Fields, wrong_type};
+use super::fields::{Fields, cut, wrong_type};
 use crate::refusal::Refusal;
 
 /// Reads `messages`.
