@@ -152,6 +152,25 @@ fn steps_of_other_sizes_than_the_timed_ones_say_nothing_of_the_machine() {
 }
 
 #[test]
+fn short_steps_go_by_the_shortest_prompt_where_longer_ones_were_timed_on_a_busy_machine() {
+    let prefill = [(64, 10.0), (256, 900.0), (1024, 1000.0)];
+    let prefill = prefill.map(|(rows, ms)| (Tokens(rows), Millis(ms))).into();
+    for (steps, rows) in [(1, 64), (2, 62), (3, 40)] {
+        let mut machine = Machine::new();
+        machine.pace.set(Calibration { prefill: Vec::clone(&prefill), ..measured() });
+        for _ in 0..30 {
+            // Twice as slow as the shortest prompt.
+            machine.span(steps * rows * 20 / 64, |done| {
+                done.rows_live += steps * rows;
+                done.steps += steps;
+            });
+        }
+        let found = machine.pace.at(machine.now).prefill_of(64).0;
+        assert!((found / 20.0).ln().abs() < 1.2_f64.ln(), "{steps} steps of {rows}: {found}");
+    }
+}
+
+#[test]
 fn a_build_that_was_faster_than_its_prompt_has_a_time_of_its_own() {
     let calibration = Calibration { build_tokens_per_second: 20_000.0, ..measured() };
     assert!((calibration.span_of(0, 512, 1).0 - 25.6).abs() < 1e-9);
