@@ -152,8 +152,8 @@ const DECODE_STREAMS: [u32; 2] = [1, 4];
 pub const SEGMENT_TOKENS: u32 = 512;
 
 impl Engine {
-    /// The times of [`Engine::calibrate`] as they are now: they follow what is computed since, slowly, and return while nothing
-    /// is. A machine that was busy when it was measured, or for a while since, does not count as slow for good.
+    /// The times of [`Engine::calibrate`] as they are now: they follow what is computed since, slowly, and longer ones return
+    /// while nothing is. A machine that was busy when it was measured, or for a while since, does not count as slow for good.
     pub fn calibration(&self) -> Calibration {
         // A lock poisoned by a panic still holds plain numbers.
         self.pace.lock().unwrap_or_else(PoisonError::into_inner).at(Instant::now())

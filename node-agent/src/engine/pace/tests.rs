@@ -93,8 +93,8 @@ fn answers_compositions_and_waiting_say_nothing() {
 }
 
 #[test]
-fn without_work_the_measured_speed_comes_back() {
-    for (ms, slow) in [(200, 10.0_f64), (2, 0.1)] {
+fn without_work_an_agent_is_slow_no_longer_but_as_fast_as_it_was_found() {
+    for (ms, found, passes) in [(200, 10.0_f64, true), (2, 0.1, false)] {
         let mut machine = Machine::new();
         for _ in 0..60 {
             machine.span(ms, |done| done.rows_live += 200);
@@ -104,7 +104,7 @@ fn without_work_the_measured_speed_comes_back() {
             machine.now = begun + minutes * HALF_LIFE;
             // Answers are no work that says how fast prompts are.
             machine.span(0, |done| done.rows_decoded += 1);
-            let expected = slow.powf(left);
+            let expected = if passes { found.powf(left) } else { found };
             assert!((machine.factor() / expected).ln().abs() < 0.01, "{minutes} {}", machine.factor());
         }
     }
