@@ -107,7 +107,8 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Predicted time to prefill so many rows: the measured points, joined by lines and prolonged.
+    /// Predicted time to prefill so many rows: the measured points, joined by lines and prolonged. Fewer rows than were timed
+    /// take their share of the least at least: a machine that was busy for a longer prompt would say that they take no time.
     pub fn prefill_of(&self, rows: usize) -> Millis {
         let rows = rows as f64;
         let point = |(tokens, millis): &(Tokens, Millis)| (f64::from(tokens.0), millis.0);
@@ -118,7 +119,8 @@ impl Calibration {
             _ => {
                 let behind = points.partition_point(|(at, _)| *at < rows).clamp(1, points.len() - 1);
                 let ((x0, y0), (x1, y1)) = (points[behind - 1], points[behind]);
-                Millis((y0 + (y1 - y0) * (rows - x0) / (x1 - x0).max(1.0)).max(0.0))
+                let share = if rows < x0 { y0 * rows / x0 } else { 0.0 };
+                Millis((y0 + (y1 - y0) * (rows - x0) / (x1 - x0).max(1.0)).max(share))
             }
         }
     }
@@ -150,8 +152,8 @@ const DECODE_STREAMS: [u32; 2] = [1, 4];
 pub const SEGMENT_TOKENS: u32 = 512;
 
 impl Engine {
-    /// The times of [`Engine::calibrate`] as they are now: they follow what is computed since, slowly, and return while nothing
-    /// is. A machine that was busy when it was measured, or for a while since, does not count as slow for good.
+    /// The times of [`Engine::calibrate`] as they are now: they follow what is computed since, slowly, and longer ones return
+    /// while nothing is. A machine that was busy when it was measured, or for a while since, does not count as slow for good.
     pub fn calibration(&self) -> Calibration {
         // A lock poisoned by a panic still holds plain numbers.
         self.pace.lock().unwrap_or_else(PoisonError::into_inner).at(Instant::now())

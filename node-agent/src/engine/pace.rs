@@ -10,7 +10,7 @@ use super::load::{Calibration, Counters};
 const LEAST_ROWS: u64 = 64;
 /// Share of one span in the average.
 const SHARE: f64 = 1.0 / 8.0;
-/// Without spans that say something, half of what they said is forgotten in this time. Chosen, not measured: other work that
+/// Without spans that say something, half of the slowness that they found is forgotten in this time. Chosen, not measured: other work that
 /// slows a machine down, such as another agent's start, is over in minutes.
 const HALF_LIFE: Duration = Duration::from_secs(60);
 
@@ -21,8 +21,9 @@ const HALF_LIFE: Duration = Duration::from_secs(60);
 /// after 20 spans a measurement that was wrong by ten is right to a fifth. Prompts, builds and answers all move together:
 /// what changes with a machine's other work is its speed, not the shape of the curve, and a worker that only builds is
 /// chosen by the time of its prompts. Spans of answers and compositions alone say nothing of prompts and are left out.
-/// What the spans said is forgotten while no more come: an agent that was slow for a while, and gets no work for that, would
-/// be slow for good.
+/// That work takes longer is forgotten while no spans come: an agent that was slow for a while, and gets no work for that, would
+/// be slow for good. That it takes less is kept: then it was the measurement that a busy machine slowed down, and an agent that
+/// looks too fast gets the work that puts it right.
 #[derive(Default)]
 pub(super) struct Pace {
     measured: Calibration,
@@ -45,12 +46,12 @@ impl Pace {
         *self = Self { measured, slower: None, span: None };
     }
 
-    /// What is left at `now` of what was found. Nothing is forgotten while a span lasts.
+    /// What is left at `now` of what was found: slowness passes. Nothing is forgotten while a span lasts.
     fn slower(&self, now: Instant) -> f64 {
         let Some((slower, found)) = self.slower else { return 0.0 };
         let until = self.span.map_or(now, |(begun, _)| begun);
         let halvings = until.saturating_duration_since(found).div_duration_f64(HALF_LIFE);
-        slower * (-halvings).exp2()
+        if slower > 0.0 { slower * (-halvings).exp2() } else { slower }
     }
 
     /// The times of `now`.

@@ -93,8 +93,8 @@ fn answers_compositions_and_waiting_say_nothing() {
 }
 
 #[test]
-fn without_work_the_measured_speed_comes_back() {
-    for (ms, slow) in [(200, 10.0_f64), (2, 0.1)] {
+fn without_work_an_agent_is_slow_no_longer_but_as_fast_as_it_was_found() {
+    for (ms, found, passes) in [(200, 10.0_f64, true), (2, 0.1, false)] {
         let mut machine = Machine::new();
         for _ in 0..60 {
             machine.span(ms, |done| done.rows_live += 200);
@@ -104,7 +104,7 @@ fn without_work_the_measured_speed_comes_back() {
             machine.now = begun + minutes * HALF_LIFE;
             // Answers are no work that says how fast prompts are.
             machine.span(0, |done| done.rows_decoded += 1);
-            let expected = slow.powf(left);
+            let expected = if passes { found.powf(left) } else { found };
             assert!((machine.factor() / expected).ln().abs() < 0.01, "{minutes} {}", machine.factor());
         }
     }
@@ -148,6 +148,25 @@ fn steps_of_other_sizes_than_the_timed_ones_say_nothing_of_the_machine() {
         }
         let factor = machine.pace.at(machine.now).prefill[0].1.0 / step(64, 0);
         assert!((factor - 1.0).abs() < 0.01, "{steps} steps of {live} and {built}: {factor}");
+    }
+}
+
+#[test]
+fn short_steps_go_by_the_shortest_prompt_where_longer_ones_were_timed_on_a_busy_machine() {
+    let prefill = [(64, 10.0), (256, 900.0), (1024, 1000.0)];
+    let prefill = prefill.map(|(rows, ms)| (Tokens(rows), Millis(ms))).into();
+    for (steps, rows) in [(1, 64), (2, 62), (3, 40)] {
+        let mut machine = Machine::new();
+        machine.pace.set(Calibration { prefill: Vec::clone(&prefill), ..measured() });
+        for _ in 0..30 {
+            // Twice as slow as the shortest prompt.
+            machine.span(steps * rows * 20 / 64, |done| {
+                done.rows_live += steps * rows;
+                done.steps += steps;
+            });
+        }
+        let found = machine.pace.at(machine.now).prefill_of(64).0;
+        assert!((found / 20.0).ln().abs() < 1.2_f64.ln(), "{steps} steps of {rows}: {found}");
     }
 }
 
