@@ -1,6 +1,8 @@
 //! `cargo xtask down`: undoes `up` with the same flags, on a cluster or on loopback; the other one is left alone.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
@@ -11,7 +13,7 @@ use clap::Args;
 
 use crate::cluster::{Target, TargetArgs};
 use crate::install::{SAMPLE, uninstall};
-use crate::shell::{run, scratch, step};
+use crate::shell::{local_fleet, run, step};
 
 /// Flags of `down`.
 #[derive(Args)]
@@ -74,7 +76,7 @@ pub(crate) fn stop_local() -> Result<usize> {
 
 /// Where a kept fleet has its process ids.
 fn pids() -> PathBuf {
-    scratch().join("fleet").join("pids")
+    local_fleet().join("pids")
 }
 
 /// The processes of a kept fleet that still run.
@@ -83,9 +85,12 @@ fn kept() -> Vec<String> {
     text.lines().filter(|pid| is_ours(pid)).map(str::to_owned).collect()
 }
 
-/// A process id may have been given to somebody else since.
+/// Whether a process is of our fleet: its id may have been given to somebody else since, such as another clone's fleet.
 fn is_ours(pid: &str) -> bool {
     let command = fs::read(Path::new("/proc").join(pid).join("cmdline")).unwrap_or_default();
-    let program = command.split(|byte| *byte == 0).next().unwrap_or_default();
-    program.ends_with(b"hypic-router") || program.ends_with(b"hypic-node-agent")
+    let mut words = command.split(|byte| *byte == 0);
+    let program = words.next().unwrap_or_default();
+    let fleet = local_fleet();
+    (program.ends_with(b"hypic-router") || program.ends_with(b"hypic-node-agent"))
+        && words.any(|word| Path::new(OsStr::from_bytes(word)).starts_with(&fleet))
 }

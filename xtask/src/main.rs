@@ -76,7 +76,7 @@ fn main() -> Result<()> {
         Command::Cluster(args) => cluster::cluster(&args),
         Command::PushTopology { file } => {
             shell::cargo(&["build", "--package", "hypic-e2e", "--bins"])?;
-            let dir = shell::scratch().join("fleet");
+            let dir = shell::local_fleet();
             shell::run(
                 shell::binary("hypic-push-topology").arg("--dir").arg(dir).arg(std::path::absolute(file)?),
             )

@@ -36,6 +36,11 @@ pub(crate) fn scratch() -> PathBuf {
     root().join(".local")
 }
 
+/// Files of the fleet on loopback.
+pub(crate) fn local_fleet() -> PathBuf {
+    scratch().join("fleet")
+}
+
 /// Runs a command in the workspace's root; its failure is ours.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);

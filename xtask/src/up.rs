@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::cluster::TargetArgs;
 use crate::down::stop_local;
-use crate::shell::{binary, cargo, root, run, scratch, step};
+use crate::shell::{binary, cargo, local_fleet, root, run, step};
 
 /// Flags of `up`.
 #[derive(Args)]
@@ -72,7 +72,7 @@ fn on_loopback(args: &UpArgs) -> Result<()> {
             cargo(&["build", "-p", "hypic-router", "-p", "hypic-node-agent", "-p", "hypic-e2e", "--bins"])
         })?;
     }
-    let dir = scratch().join("fleet");
+    let dir = local_fleet();
     if dir.exists() {
         fs::remove_dir_all(&dir).with_context(|| format!("clear {}", dir.display()))?;
     }
