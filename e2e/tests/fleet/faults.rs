@@ -12,7 +12,7 @@ use hypic_e2e::pass::MAX_TOKENS;
 use hypic_e2e::questions::Question;
 use serde_json::{Value, json};
 
-use crate::support::{Tested, long, metric, question, signal, start, wait_for};
+use crate::support::{Tested, long, metric, question, signal, start, wait_for, wait_for_index};
 
 /// What the fleet says while all is well.
 fn healthy(tested: &Tested, asked: &Question) -> String {
@@ -96,6 +96,7 @@ fn one_of_two_replicas_of_a_slot_can_die_and_no_hit_of_a_living_holder_is_lost()
     let asked = question("6x128-coref-12");
     let client = tested.fleet.client(&key_of(Mode::Pic));
     assert_eq!(client.ask(&asked, MAX_TOKENS, false).unwrap().hypic["segments"]["built"], 6);
+    wait_for_index(&tested, 6);
     let combine = ["combine-0", "combine-1", "combine-2"];
     let composer = busy(&tested, &combine, "hypic_agent_compose_orders_total", 0.0).unwrap();
     let replica = combine.into_iter().find(|agent| *agent != composer).unwrap();

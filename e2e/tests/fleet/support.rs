@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use hypic_domain::serving::ModelFile;
+use hypic_domain::topology::AgentRole;
 use hypic_e2e::client::Client;
 use hypic_e2e::fleet::{Fleet, FleetOptions, tiny};
 use hypic_e2e::questions::{self, Question};
@@ -77,6 +78,22 @@ pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(start.elapsed() < Duration::from_secs(60), "waited in vain: {what}");
         sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until all owners of slots know who holds the tuples of `segments` segments that one answer needed: what is built
+/// goes to the tiers, and from there to the index, behind that answer.
+pub(crate) fn wait_for_index(tested: &Tested, segments: u32) {
+    let topology = tested.fleet.topology();
+    let sum = |name: &str, role: Option<AgentRole>| -> f64 {
+        let agents = topology.agents.iter().filter(|agent| role.is_none_or(|role| agent.role == role));
+        agents.map(|agent| metric(tested.fleet.agent_http(agent.id.as_str()).unwrap(), name)).sum()
+    };
+    // The agent that answered holds all of them, and workers what they built.
+    let holders = f64::from(segments) + sum("hypic_agent_scatter_built_total", Some(AgentRole::Scatter));
+    // Every slot has two owners, where there are as many combine agents.
+    let combine = topology.agents.iter().filter(|agent| agent.role == AgentRole::Combine).count();
+    let claims = holders * combine.min(2) as f64;
+    wait_for("the tuples in the index", || sum("hypic_agent_lookup_claims", None) >= claims);
 }
 
 /// Sends a signal to a process of the fleet.

@@ -6,7 +6,7 @@ use hypic_e2e::fleet::key_of;
 use hypic_e2e::pass::MAX_TOKENS;
 use hypic_e2e::push::push;
 
-use crate::support::{metric, question, start, wait_for};
+use crate::support::{metric, question, start, wait_for, wait_for_index};
 
 #[test]
 fn slots_move_when_a_combine_agent_leaves_and_nothing_held_elsewhere_is_forgotten() {
@@ -14,6 +14,7 @@ fn slots_move_when_a_combine_agent_leaves_and_nothing_held_elsewhere_is_forgotte
     let asked = question("6x128-coref-12");
     let client = tested.fleet.client(&key_of(Mode::Pic));
     client.ask(&asked, MAX_TOKENS, false).unwrap();
+    wait_for_index(&tested, 6);
     let composed = |agent: &str| {
         metric(tested.fleet.agent_http(agent).unwrap(), "hypic_agent_compose_orders_total") > 0.0
     };

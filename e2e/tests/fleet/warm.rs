@@ -1,29 +1,12 @@
 //! Without faults: cold, warm, counted.
 
 use hypic_domain::flow::Mode;
-use hypic_domain::topology::AgentRole;
 use hypic_e2e::fleet::{ANY_MODE_KEY, key_of};
 use hypic_e2e::pass::MAX_TOKENS;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::support::{Tested, metric, question, start, wait_for};
-
-/// Waits until all owners of slots know who holds the tuples of `segments` segments that one answer needed: what is built
-/// goes to the tiers, and from there to the index, behind that answer.
-fn wait_for_index(tested: &Tested, segments: u32) {
-    let topology = tested.fleet.topology();
-    let sum = |name: &str, role: Option<AgentRole>| -> f64 {
-        let agents = topology.agents.iter().filter(|agent| role.is_none_or(|role| agent.role == role));
-        agents.map(|agent| metric(tested.fleet.agent_http(agent.id.as_str()).unwrap(), name)).sum()
-    };
-    // The agent that answered holds all of them, and workers what they built.
-    let holders = f64::from(segments) + sum("hypic_agent_scatter_built_total", Some(AgentRole::Scatter));
-    // Every slot has two owners, where there are as many combine agents.
-    let combine = topology.agents.iter().filter(|agent| agent.role == AgentRole::Combine).count();
-    let claims = holders * combine.min(2) as f64;
-    wait_for("the tuples in the index", || sum("hypic_agent_lookup_claims", None) >= claims);
-}
+use crate::support::{metric, question, start, wait_for, wait_for_index};
 
 #[test]
 fn documents_in_another_order_are_answered_from_cached_segments() {
