@@ -12,7 +12,7 @@ use hypic_e2e::fleet::key_of;
 use hypic_e2e::pass::MAX_TOKENS;
 use serde_json::{Value, json};
 
-use crate::support::{Tested, question, signal, start_with, wait_for};
+use crate::support::{Tested, question, signal, start_with, wait_for, wait_for_index};
 
 fn plain() -> Value {
     json!({"model": "hypic-tiny", "temperature": 0, "max_tokens": 4,
@@ -191,5 +191,6 @@ fn a_fleet_on_ipv6_builds_fetches_and_answers() {
             (answer.text.trim(), &answer.hypic["segments"]["built"]),
             (asked.answer.as_str(), &json!(built))
         );
+        wait_for_index(&tested, 6);
     }
 }
