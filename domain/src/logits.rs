@@ -61,6 +61,11 @@ impl Need {
         Portion::Largest(most).into()
     }
 
+    /// What the row is changed by before it lands: a whole one comes as it is.
+    pub fn changes(&self) -> &[(u32, f32)] {
+        if self.portion == Portion::All { &[] } else { &self.addends }
+    }
+
     /// What covers both needs of one row. Two different draws need the whole of it.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -140,20 +145,17 @@ pub enum Logits {
 impl Logits {
     /// What `need` asks of a row: plain, for devices whose rows lie on the host.
     pub fn of_row(row: &[f32], need: &Need) -> Self {
-        if need.portion == Portion::All {
-            return Self::All(row.to_vec());
-        }
-        let row = &changed(row, &need.addends)[..];
+        let row = &changed(row, need.changes())[..];
         let is_finite = row.iter().all(|logit| logit.is_finite());
         let wide = || row.iter().map(|logit| f64::from(*logit));
-        let log_sum = if is_finite { log_sum(wide()) } else { f64::NAN };
+        let log_sum = || if is_finite { log_sum(wide()) } else { f64::NAN };
         match need.portion {
             Portion::All => Self::All(row.to_vec()),
-            Portion::Largest(most) => Self::Largest { largest: largest(row, most), log_sum },
+            Portion::Largest(most) => Self::Largest { largest: largest(row, most), log_sum: log_sum() },
             Portion::Draw { temperature, uniform, largest: most } => {
                 let place = || draw(&weights(wide(), temperature), uniform);
                 let drawn = is_finite.then(place).flatten().map(|at| (at as u32, row[at]));
-                Self::Drawn { drawn, largest: largest(row, most), log_sum }
+                Self::Drawn { drawn, largest: largest(row, most), log_sum: log_sum() }
             }
             Portion::Nucleus { temperature, top_p, largest: least } => {
                 let weight = weights(wide(), temperature).iter().sum();
@@ -162,7 +164,7 @@ impl Logits {
                     Some(count) => few[..count.max(least).min(few.len())].to_vec(),
                     None => largest(row, row.len()),
                 };
-                Self::Nucleus { largest, log_sum, weight }
+                Self::Nucleus { largest, log_sum: log_sum(), weight }
             }
         }
     }

@@ -72,13 +72,12 @@ fn landed(
     needs.iter().enumerate().map(logits).collect()
 }
 
-/// The changes of the rows of which not everything is needed.
+/// The changes of all rows.
 fn changes(needs: &[Need]) -> Vec<Change> {
-    let partial = (0..).zip(needs).filter(|(_, need)| need.portion != Portion::All);
     let of_row = |(row, need): (u32, &'_ Need)| {
-        need.addends.iter().map(move |&(token, addend)| Change { row, token, addend }).collect::<Vec<_>>()
+        need.changes().iter().map(move |&(token, addend)| Change { row, token, addend }).collect::<Vec<_>>()
     };
-    partial.flat_map(of_row).collect()
+    (0..).zip(needs).flat_map(of_row).collect()
 }
 
 /// A draw that was made.
