@@ -10,8 +10,8 @@ use super::load::{Calibration, Counters};
 const LEAST_ROWS: u64 = 64;
 /// Share of one span in the average.
 const SHARE: f64 = 1.0 / 8.0;
-/// Without spans that say something, half of the slowness that they found is forgotten in this time. Chosen, not measured: other work that
-/// slows a machine down, such as another agent's start, is over in minutes.
+/// Without spans that say something, half of the slowness that they found is forgotten in this time. Chosen, not measured:
+/// other work that slows a machine down, such as another agent's start, is over in minutes.
 const HALF_LIFE: Duration = Duration::from_secs(60);
 
 /// The measured times, and how much longer work takes now than it took then.

@@ -26,10 +26,7 @@ impl Changes {
     pub(super) fn new(sampling: &Sampling) -> Self {
         let mut changes = Self { addends: Arc::default(), places: HashMap::new() };
         for (id, bias) in &sampling.logit_bias {
-            let place = changes.place(*id);
-            place.bias += f64::from(*bias);
-            let place = *place;
-            changes.set(*id, place, sampling);
+            changes.change(*id, sampling, |place| place.bias += f64::from(*bias));
         }
         changes
     }
@@ -39,10 +36,7 @@ impl Changes {
         if sampling.presence_penalty == 0.0 && sampling.frequency_penalty == 0.0 {
             return;
         }
-        let place = self.place(id);
-        place.count += 1;
-        let place = *place;
-        self.set(id, place, sampling);
+        self.change(id, sampling, |place| place.count += 1);
     }
 
     /// What logits are changed by, where `masked` tokens must not be drawn.
@@ -57,12 +51,12 @@ impl Changes {
         Arc::new(others.copied().chain(masked.iter().map(|id| (*id, MASKED))).collect())
     }
 
-    fn place(&mut self, id: u32) -> &mut Place {
+    /// Changes a token's place, and its addend with it.
+    fn change(&mut self, id: u32, sampling: &Sampling, change: impl FnOnce(&mut Place)) {
         let at = self.places.len();
-        self.places.entry(id).or_insert(Place { at, bias: 0.0, count: 0 })
-    }
-
-    fn set(&mut self, id: u32, Place { at, bias, count }: Place, sampling: &Sampling) {
+        let place = self.places.entry(id).or_insert(Place { at, bias: 0.0, count: 0 });
+        change(place);
+        let Place { at, bias, count } = *place;
         let presence = if count > 0 { f64::from(sampling.presence_penalty) } else { 0.0 };
         let addend = bias - presence - f64::from(sampling.frequency_penalty) * f64::from(count);
         // A bias of infinity says that a token must, or must not, be drawn.
