@@ -13,7 +13,7 @@ use hypic_e2e::pass::MAX_TOKENS;
 use hypic_e2e::push::push;
 use serde_json::{Value, json};
 
-use crate::support::{Tested, binaries, metric, model, question, start, wait_for};
+use crate::support::{Tested, binaries, metric, model, question, start, wait_for, wait_for_index};
 
 const WEIGHTS: &str = "model.safetensors";
 
@@ -197,16 +197,9 @@ fn damage_on_the_drive_is_dropped_counted_and_computed_again() {
     let asked = question("6x128-coref-12");
     let client = tested.fleet.client(&key_of(Mode::Pic));
     let right = client.ask(&asked, MAX_TOKENS, false).unwrap().text;
-    // What is built comes to the index behind its answer.
-    let warm = || {
-        wait_for("an answer from tuples alone", || {
-            let again = client.ask(&asked, MAX_TOKENS, false).unwrap();
-            assert_eq!(again.text, right);
-            again.hypic["segments"]["built"] == 0
-        });
-    };
+    wait_for_index(&tested, 6);
     // What was used again goes to the drive.
-    warm();
+    assert_eq!(client.ask(&asked, MAX_TOKENS, false).unwrap().text, right);
     let http = tested.fleet.agent_http("combine-0").unwrap().to_owned();
     let folder = tested.fleet.dir().join("data/combine-0");
     let files = |end: &str| {
@@ -248,5 +241,7 @@ fn damage_on_the_drive_is_dropped_counted_and_computed_again() {
     assert!(corrupt >= 1.0 && corrupt + orphans >= 6.0, "{corrupt} corrupt, {orphans} orphans");
     assert!(again.hypic["cold"].as_array().unwrap().iter().any(|cold| cold["reason"] == "corrupt"));
     assert_eq!(fs::read_to_string(folder.join("notes.txt")).unwrap(), "not ours");
-    warm();
+    wait_for_index(&tested, 6);
+    let warm = client.ask(&asked, MAX_TOKENS, false).unwrap();
+    assert_eq!((warm.text, &warm.hypic["segments"]["built"]), (right, &json!(0)));
 }

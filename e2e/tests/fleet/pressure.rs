@@ -10,7 +10,7 @@ use hypic_e2e::pass::MAX_TOKENS;
 use serde_json::{Value, json};
 
 use crate::raw::{Held, SilentAsker, StayingAsker};
-use crate::support::{Tested, metric, question, signal, start_with, wait_for};
+use crate::support::{Tested, ends_well, metric, question, signal, start_with, wait_for};
 
 /// Gauges of an agent that are zero at rest.
 const AT_REST: [&str; 6] = [
@@ -164,8 +164,7 @@ fn processes_told_to_end_finish_their_streams_first() {
     assert!(text.contains("\"finish_reason\":\"length\"") && !text.contains("\"error\""), "{text}");
     drop(stream);
     for name in ["router", "combine-0", "scatter-0"] {
-        let status = tested.fleet.wait_end(name, Duration::from_secs(30)).unwrap();
-        assert!(status.success(), "{name}: {status}: {}", tested.fleet.log(name).unwrap());
+        ends_well(&mut tested, name);
     }
 }
 
@@ -183,8 +182,7 @@ fn an_agent_told_to_end_stays_until_its_answers_are_taken() {
     signal(&tested, "router", "CONT");
     let text = stream.until("[DONE]");
     assert!(text.contains("\"finish_reason\":\"length\"") && !text.contains("\"error\""), "{text}");
-    let status = tested.fleet.wait_end("combine-0", Duration::from_secs(30)).unwrap();
-    assert!(status.success(), "{status}: {}", tested.fleet.log("combine-0").unwrap());
+    ends_well(&mut tested, "combine-0");
 }
 
 #[test]
@@ -195,8 +193,7 @@ fn an_agent_told_to_end_waits_for_no_asker_whose_build_has_ended() {
     let stays = StayingAsker::build(&tested, "scatter-0");
     signal(&tested, "scatter-0", "TERM");
     // At the end of the drain, calls are cut.
-    let status = tested.fleet.wait_end("scatter-0", Duration::from_secs(30)).unwrap();
-    assert!(status.success(), "{status}: {}", tested.fleet.log("scatter-0").unwrap());
+    ends_well(&mut tested, "scatter-0");
     drop(stays);
 }
 
@@ -209,8 +206,7 @@ fn an_agent_told_to_end_waits_for_no_asker_that_says_nothing() {
     signal(&tested, "scatter-0", "TERM");
     let refused = silent.wait();
     assert!(refused.contains("Timeout expired"), "{refused}");
-    let status = tested.fleet.wait_end("scatter-0", Duration::from_secs(30)).unwrap();
-    assert!(status.success(), "{status}: {}", tested.fleet.log("scatter-0").unwrap());
+    ends_well(&mut tested, "scatter-0");
 }
 
 #[test]
@@ -221,8 +217,7 @@ fn an_agent_told_to_end_takes_no_order_of_a_call_that_was_open_before() {
     wait_for("the agent to drain", || tested.fleet.log("scatter-0").unwrap().contains("draining"));
     let refused = late.start();
     assert!(refused.contains("draining"), "{refused}");
-    let status = tested.fleet.wait_end("scatter-0", Duration::from_secs(30)).unwrap();
-    assert!(status.success(), "{status}: {}", tested.fleet.log("scatter-0").unwrap());
+    ends_well(&mut tested, "scatter-0");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use hypic_e2e::fleet::key_of;
 use hypic_e2e::pass::MAX_TOKENS;
 use hypic_e2e::push::{counters, push, push_as};
 
-use crate::support::{Tested, binaries, metric, question, signal, start, wait_for};
+use crate::support::{Tested, binaries, ends_well, metric, question, signal, start, wait_for};
 
 fn get(tested: &Tested, agent: &str, path: &str) -> (u16, String) {
     let address = tested.fleet.agent_http(agent).unwrap();
@@ -89,8 +89,7 @@ fn who_is_told_to_end_takes_its_tuples_out_of_the_index_first() {
     wait_for("the holder's claims to go", || claims() == 0.0);
     // It is not forgotten, which would take a new topology: it has said itself that it holds nothing any more.
     assert_eq!(of(owner, "hypic_agent_lookup_holders_whole"), 2.0);
-    let status = tested.fleet.wait_end(holder, Duration::from_secs(30)).unwrap();
-    assert!(status.success(), "{status}");
+    ends_well(&mut tested, holder);
 }
 
 #[test]

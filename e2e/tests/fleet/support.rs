@@ -96,6 +96,12 @@ pub(crate) fn wait_for_index(tested: &Tested, segments: u32) {
     wait_for("the tuples in the index", || sum("hypic_agent_lookup_claims", None) >= claims);
 }
 
+/// Waits until a process that was told to end has ended, without an error.
+pub(crate) fn ends_well(tested: &mut Tested, name: &str) {
+    let status = tested.fleet.wait_end(name, Duration::from_secs(30)).unwrap();
+    assert!(status.success(), "{name}: {status}: {}", tested.fleet.log(name).unwrap());
+}
+
 /// Sends a signal to a process of the fleet.
 pub(crate) fn signal(tested: &Tested, name: &str, signal: &str) {
     let pid = tested.fleet.pids()[name].to_string();
