@@ -39,6 +39,8 @@ mod nvcc {
     ];
     // Files named so use wgmma and bulk copies, which exist on sm_90a alone.
     const HOPPER: &str = "_hopper";
+    // Three blocks of this one fit on a multiprocessor when the assembler is told that registers are short.
+    const SHORT_OF_REGISTERS: &str = "gdn_scan_hopper";
 
     pub(super) fn modules() {
         for name in ["NVCC", "CUDA_HOME"] {
@@ -109,8 +111,10 @@ mod nvcc {
     #[allow(clippy::panic, reason = "a build script has no other way to say what went wrong")]
     fn compile(nvcc: &Path, source: &Path, image: &Path, targets: &[&str]) -> String {
         let plain_copies = var_os("CARGO_FEATURE_PLAIN_COPIES").map(|_| "-DHYPIC_PLAIN_COPIES");
+        let short = source.file_stem().is_some_and(|stem| stem == SHORT_OF_REGISTERS);
         let output = Command::new(nvcc)
             .args(plain_copies)
+            .args(short.then_some("-Xptxas=--register-usage-level=3"))
             .args(["-fatbin", "-O3", "-std=c++17", "--expt-relaxed-constexpr", "-lineinfo", "-Xptxas", "-v"])
             .args(targets)
             .arg("-o")

@@ -1,278 +1,385 @@
 // The recurrence over the chunks of gated delta net prefill, with T as extra columns.
 #include "gdn_chunks.cuh"
 
-// Shared memory of the scan. K, decays | M | Q, P are groups with a barrier each: a group is refilled for the next chunk as soon as both
-// warpgroups are done with it. A warpgroup's 64 columns of V it loads itself; once read they make room for R and V', the A operands of
-// the next products. (V by bulk copies of 128 bytes a row made the copy engine the bottleneck.)
-constexpr int X_TILE = 16384, V_BLOCK = CHUNK * 128;
-constexpr int K_AT = 2 * X_TILE, Q_AT = K_AT + KEY_TILE, M_AT = Q_AT + KEY_TILE, P_AT = M_AT + MAP, V_AT = P_AT + MAP,
-              DECAYS_AT = V_AT + 2 * V_BLOCK, BARRIERS_AT = DECAYS_AT + 832, GROUPS = 3;
+// Shared memory of the scan, of which three blocks fit on a multiprocessor. The running state and S: K twice, M, Q, P, V. T: K three
+// times, M twice. Beside each K its decays. Each tile has a barrier that counts its bytes, and behind it one that counts the warps of both
+// blocks of the cluster that are done with it.
+constexpr int HALF_T = 16384, TILES = 3 * KEY_TILE + 2 * MAP + CHUNK * 128, DECAYS = 832;
+constexpr int DECAYS_AT = TILES, BARRIERS_AT = DECAYS_AT + 3 * DECAYS, TASK_AT = BARRIERS_AT + 128;
 
-// The three products of a chunk with X or V' as A tile [64][64 k], and a K-contiguous B tile of 64 columns.
-template <int ACC, int K_STEPS> DEV void tile_product(float (&d)[32], uint32_t a_tile, uint32_t b_tile) {
-  const uint64_t a = tile_descriptor(again(a_tile), 16, 1024), b = tile_descriptor(again(b_tile), 16, 1024);
+// A tile's descriptor, of which only the lower half depends on the place: no carries.
+DEV uint32_t lower_descriptor(uint32_t address, uint32_t far) { return (address & 0x3FFFF) >> 4 | far >> 4 << 16; }
+DEV uint64_t descriptor(uint32_t lower) { return (uint64_t)(1024 >> 4 | 1u << 30) << 32 | lower; }
+// d = (ACC ? d : 0) + a b with a in registers, b a K-contiguous tile of 64 columns.
+template <int ACC, int K_STEPS> DEV void product(float (&d)[32], const uint32_t (&a)[K_STEPS][4], uint32_t b_tile) {
+  const uint32_t lower = lower_descriptor(again(b_tile), 16);
+  auto b = [&](int k) { return descriptor(lower + (k >> 2) * 512 + (k & 3) * 2); };
   wgmma_fence();
-  wgmma_64<1, ACC>(d, a, b);
+  wgmma_64_chained<1, ACC>(d, a[0], b(0));
 #pragma unroll
-  for (int k = 1; k < K_STEPS; ++k) wgmma_64<1, 1>(d, a + (k >> 2) * 512 + (k & 3) * 2, b + (k >> 2) * 512 + (k & 3) * 2);
+  for (int k = 1; k < K_STEPS; ++k) wgmma_64_chained<1, 1>(d, a[k], b(k));
   wgmma_commit();
 }
-// Where a lane's matrices of an A tile [64 columns][64] lie that are, or become, the registers of an accumulator; for columns 8 j on,
-// j even, xor with 16 j.
-DEV uint32_t operand_at(uint32_t tile, int thread) {
-  const int warp = thread >> 5 & 3, matrix = thread >> 3 & 3, r8 = thread & 7;
-  return tile + (warp * 16 + (matrix & 1) * 8 + r8) * 128 + ((matrix >> 1) ^ r8) * 16;
-}
-// The same for their transpose, a tile [rows][64 columns]; for row block j add 1024 j.
-DEV uint32_t transposed_at(uint32_t tile, int thread) {
-  const int warp = thread >> 5 & 3, matrix = thread >> 3 & 3, r8 = thread & 7;
+// Where a lane's matrices lie of a tile [rows][64 columns] whose transpose is an accumulator or an operand; for 8 rows on add 1024.
+DEV uint32_t transposed_at(uint32_t tile, uint32_t thread) {
+  const uint32_t warp = thread >> 5, matrix = thread >> 3 & 3, r8 = thread & 7;
   return tile + ((matrix >> 1) * 8 + r8) * 128 + (((warp * 2 + (matrix & 1)) ^ r8) * 16);
 }
-DEV void store_operand(uint32_t tile, const uint32_t (&a)[4][4], int thread) {
-  const uint32_t at = operand_at(tile, again(thread));
+// A zero that is made behind a branch: the compiler would choose between it and a product's result in every chunk.
+DEV float zero() {
+  float x;
+  asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x));
+  return x;
+}
+DEV uint32_t multiply(uint32_t x, uint32_t y) {
+  const __half2 xy = __hmul2(*reinterpret_cast<__half2*>(&x), *reinterpret_cast<__half2*>(&y));
+  return *reinterpret_cast<const uint32_t*>(&xy);
+}
+DEV float2 two(const float* at) { return *reinterpret_cast<const float2*>(at); }
+
+// What a block needs to know, in shared memory: registers are short.
+struct Task {
+  const uint8_t *k, *q, *maps, *decays;  // of the sequence's first chunk
+  const bf16* v;                         // of its first row, and this block's columns
+  bf16* out;
+  float* state;     // [key, value], this block's columns
+  uint8_t* stored;  // where T or S goes, or null
+  uint32_t chunks, rows, skip, keys_to_next, maps_to_next, decays_to_next, row_to_next, resumes;
+};
+
+// The chunks of one (sequence, head) for 64 columns, which are kept transposed (X^T [64 x 128]) in accumulators:
+//   R^T = V^T - (X^T K^T) e^G    V'^T = R^T M^T    O^T = (X^T Q^T) e^G + V'^T P^T    X^T <- e^{G_last} X^T + (V'^T e^{G_last - G}) K
+// Each product's result is the register operand of the next.
+template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t* shared) {
+  constexpr uint32_t K_STAGES = IS_T ? 3 : 2, M_STAGES = IS_T ? 2 : 1;
+  constexpr int M_AT = K_STAGES * KEY_TILE, Q_AT = M_AT + MAP, P_AT = Q_AT + KEY_TILE, V_AT = P_AT + MAP;
+  const uint32_t thread = threadIdx.x;
+  const uint32_t base = shared_address(shared), bars = base + BARRIERS_AT;
+  const volatile Task& task = *reinterpret_cast<const volatile Task*>(shared + TASK_AT);
+  const uint32_t k_bar = bars, m_bar = bars + 48, q_bar = bars + 80, p_bar = bars + 96, v_bar = bars + 112;
+  // Both blocks' warps say that they are done with a tile; by a whole warp.
+  auto done = [&](uint32_t bar) {
+    __syncwarp();
+    if ((again(thread) & 31) < 2) barrier_arrive_at(bar, again(thread) & 31);
+  };
+  // Tiles of chunk n, by one thread, once all are done with what lay in their place. Each block brings half of a tile to both.
+  auto load = [&](uint32_t at, const uint8_t* from, uint32_t bytes, uint32_t bar) {
+    const uint32_t part = (again(blockIdx.x) & 1) * bytes / 2;
+    bulk_load_both(base + at + part, from + part, bytes / 2, bar);
+  };
+  auto load_k = [&](uint32_t n) {
+    const uint32_t stage = n % K_STAGES, full = k_bar + 16 * stage;
+    if (n >= K_STAGES) barrier_wait(full + 8, (n / K_STAGES - 1) & 1);
+    barrier_expect(full, KEY_TILE + sizeof(ChunkDecays));
+    load(stage * KEY_TILE, task.k + (size_t)n * task.keys_to_next, KEY_TILE, full);
+    bulk_load(base + DECAYS_AT + stage * DECAYS, task.decays + (size_t)n * task.decays_to_next, sizeof(ChunkDecays), full);
+  };
+  auto load_m = [&](uint32_t n) {
+    const uint32_t stage = n % M_STAGES, full = m_bar + 16 * stage;
+    if (n >= M_STAGES) barrier_wait(full + 8, (n / M_STAGES - 1) & 1);
+    barrier_expect(full, MAP);
+    load(M_AT + stage * MAP, task.maps + (size_t)n * task.maps_to_next, MAP, full);
+  };
+  auto load_q = [&](uint32_t n) {
+    if (n) barrier_wait(q_bar + 8, (n - 1) & 1);
+    barrier_expect(q_bar, KEY_TILE);
+    load(Q_AT, task.q + (size_t)n * task.keys_to_next, KEY_TILE, q_bar);
+  };
+  auto load_p = [&](uint32_t n) {
+    if (n) barrier_wait(p_bar + 8, (n - 1) & 1);
+    barrier_expect(p_bar, MAP);
+    load(P_AT, task.maps + (size_t)n * task.maps_to_next + MAP, MAP, p_bar);
+  };
+  auto load_v = [&](uint32_t n) {  // by all
+    const uint32_t me = again(thread), row0 = n * CHUNK, rows = task.rows, at = me & 7, to_next = task.row_to_next;
+    const bf16* const from = task.v + at * 8;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) store_matrices(at ^ (k * 32), a[k][0], a[k][1], a[k][2], a[k][3]);
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t t = (me >> 3) + 16 * i;
+      const bool there = row0 + t < rows;
+      copy16(base + V_AT + t * 128 + ((at ^ (t & 7)) * 16), from + (size_t)(there ? row0 + t : 0) * to_next, there);
+    }
+    copies_arrive(v_bar);
+  };
+  const uint32_t count = task.chunks;
+  if (count == 0) return;
+  if (!IS_T) load_v(0);
+  if (thread == 0)
+    for (uint32_t n = 0; n < K_STAGES && n < count; ++n) load_k(n);
+  if (thread == 32)
+    for (uint32_t n = 0; n < M_STAGES && n < count; ++n) load_m(n);
+  if (OUTPUTS && thread == 64) load_q(0);
+  if (OUTPUTS && thread == 96) load_p(0);
+  __syncwarp();
+
+  for (uint32_t n = 0; n < count; ++n) {
+    const uint32_t k_stage = n % K_STAGES, m_stage = n % M_STAGES, phase = n & 1;
+    auto decay = [&] { return reinterpret_cast<const ChunkDecays*>(shared + DECAYS_AT + again(k_stage) * DECAYS); };
+    // Of this lane's tokens c2 (+1); those of 8 j + c2 are 8 j floats on.
+    auto of_lane = [&](const float* all) { return all + (again(thread) & 3) * 2; };
+    uint32_t a[4][4], xh[8][4];
+    float d[32];  // column 16 warp + g (+8), token 8 j + c2 (+1)
+    auto halves = [&] {  // made anew for each product: between them their registers are wanted
+#pragma unroll
+      for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(x[i]));
+#pragma unroll
+      for (int k = 0; k < 8; ++k)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) xh[k][e] = pack(x[8 * k + 2 * e], x[8 * k + 2 * e + 1]);
+    };
+    halves();
+    barrier_wait(k_bar + 16 * k_stage, n / K_STAGES & 1);
+    if (!OUTPUTS && n == 0 && task.skip) {  // the body begins here: rows before it do nothing, and decays count from it
+      const uint32_t skip = task.skip;
+      ChunkDecays* const decays = reinterpret_cast<ChunkDecays*>(shared + DECAYS_AT);
+      if (thread < CHUNK) {
+        const float from_body = expf(decays->log[thread] - decays->log[skip - 1]);
+        decays->from_start[thread] = thread < skip ? 0.f : from_body;
+        if (thread == CHUNK - 1) decays->all = from_body;
+      }
+      if (!IS_T) {
+        barrier_wait(v_bar, 0);
+        for (uint32_t i = thread; i < skip * 8; i += 128) *reinterpret_cast<uint4*>(shared + V_AT + i * 16) = make_uint4(0, 0, 0, 0);
+      }
+      fence_async();  // bulk copies come to the decays' place later
+      sync();
+    }
+    const bool nothing_yet = n == 0 && !task.resumes;  // X is zero, or the identity
+    if (!nothing_yet) product<0, 8>(d, xh, base + k_stage * KEY_TILE);
+    // While that runs: what goes to the places of the chunk before.
+    if (thread == 0 && n && n + K_STAGES - 1 < count) load_k(n + K_STAGES - 1);
+    if (IS_T && thread == 32 && n && n + 1 < count) load_m(n + 1);
+    if (OUTPUTS && thread == 32 && n) load_p(n);
+    wgmma_wait<0>();
+    if (nothing_yet && IS_T) {  // the product is K^T
+      const uint32_t k_at = transposed_at(base + (again(blockIdx.x) & 1) * 8192, again(thread));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        load_transposed(a[k], k_at + k * 2048);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float2 keys = unpack(a[k][e]);
+          d[8 * k + 2 * e] = keys.x;
+          d[8 * k + 2 * e + 1] = keys.y;
+        }
+      }
+    } else if (nothing_yet) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) d[i] = zero();
+    }
+    if (!IS_T) barrier_wait(v_bar, phase);
+    const float* const from_start = of_lane(decay()->from_start);
+    const uint32_t v_at = transposed_at(base + V_AT, again(thread));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (IS_T) a[k][0] = a[k][1] = a[k][2] = a[k][3] = 0;
+      else  // V^T: the rows of the tile are tokens, transposed on the way
+        load_transposed(a[k], v_at + k * 2048);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int j = 2 * k + (e >> 1), i = 4 * j + 2 * (e & 1);
+        const float2 grow = two(from_start + 8 * j);
+        a[k][e] = pack(__uint_as_float(a[k][e] << 16) - grow.x * d[i], __uint_as_float(a[k][e] & 0xffff0000u) - grow.y * d[i + 1]);
+      }
+    }
+    if (!IS_T && !OUTPUTS) {
+      sync();  // V has been read
+      if (n + 1 < count) load_v(n + 1);
+    }
+    barrier_wait(m_bar + 16 * m_stage, n / M_STAGES & 1);
+    product<0, 4>(d, a, base + M_AT + m_stage * MAP);
+    wgmma_wait<0>();
+    done(m_bar + 16 * m_stage + 8);
+    auto update = [&](const uint32_t (&a2)[4][4]) {
+      const float all = decay()->all;
+      const uint32_t keys = lower_descriptor(again(base) + k_stage * KEY_TILE, 8192);
+#pragma unroll
+      for (int i = 0; i < 64; ++i) x[i] *= all;
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma_128_chained<1, 1>(x, a2[k], descriptor(keys + k * 128));
+      wgmma_commit();
+    };
+    if (OUTPUTS) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[k][e] = pack(d[8 * k + 2 * e], d[8 * k + 2 * e + 1]);
+      halves();
+      barrier_wait(q_bar, phase);
+      if (!nothing_yet) product<0, 8>(d, xh, base + Q_AT);
+      if (thread == 64 && n + 1 < count) load_m(n + 1);
+      wgmma_wait<0>();
+      if (nothing_yet) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) d[i] = zero();
+      }
+      done(q_bar + 8);
+      const float* const from_start = of_lane(decay()->from_start);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 grow = two(from_start + 8 * j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[4 * j + e] *= e & 1 ? grow.y : grow.x;
+      }
+      barrier_wait(p_bar, phase);
+      product<1, 4>(d, a, base + P_AT);
+      uint32_t a2[4][4];
+      const float* const to_ends = of_lane(decay()->to_end);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 to_end = two(to_ends + 8 * j);
+        const uint32_t both = pack(to_end.x, to_end.y);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) a2[j >> 1][2 * (j & 1) + e] = multiply(a[j >> 1][2 * (j & 1) + e], both);
+      }
+      update(a2);
+      wgmma_wait<1>();
+      sync();  // V and P have been read: the tile of P takes the outputs, as rows of 64 columns
+      if (n + 1 < count) load_v(n + 1);
+      if (thread == 96 && n + 1 < count) load_q(n + 1);
+      const uint32_t o_at = transposed_at(base + P_AT, again(thread));
+#pragma unroll
+      for (int j = 0; j < 8; j += 2)
+        store_transposed(o_at + j * 1024, pack_bf16(d[4 * j], d[4 * j + 1]),
+                         pack_bf16(d[4 * j + 2], d[4 * j + 3]), pack_bf16(d[4 * j + 4], d[4 * j + 5]), pack_bf16(d[4 * j + 6], d[4 * j + 7]));
+      sync();
+      const uint32_t row0 = n * CHUNK, rows = task.rows, mine = again(thread), at = mine & 7, to_next = task.row_to_next;
+      bf16* const to = task.out + at * 8;
+      uint4 o[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t t = (mine >> 3) + 16 * i;
+        o[i] = *reinterpret_cast<const uint4*>(shared + P_AT + t * 128 + ((at ^ (t & 7)) * 16));
+      }
+      fence_async();  // P comes next; and before the stores to memory, for which the fence would wait
+      done(p_bar + 8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t t = row0 + (mine >> 3) + 16 * i;
+        if (t < rows) *reinterpret_cast<uint4*>(to + (size_t)t * to_next) = o[i];
+      }
+    } else {
+      const float* const to_ends = of_lane(decay()->to_end);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 to_end = two(to_ends + 8 * j);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) a[j >> 1][2 * (j & 1) + e] = pack(d[4 * j + 2 * e] * to_end.x, d[4 * j + 2 * e + 1] * to_end.y);
+      }
+      update(a);
+    }
+    wgmma_wait<0>();
+    done(k_bar + 16 * k_stage + 8);
+    if (!OUTPUTS && !IS_T && thread == 64 && n + 1 < count) load_m(n + 1);
+  }
 }
 
-// One block = one role for one (sequence, head): the running state, which gives the outputs unless they are not wanted; T of the body; or S of the body, where that
-// is not the running state: the body begins behind the first token, or the state does not begin at zero. Each of its two warpgroups has 64 columns, kept transposed (X^T [64 x 128]) in accumulators:
-//   R^T = V^T - (X^T K^T) e^G    V'^T = R^T M^T    O^T = (X^T Q^T) e^G + V'^T P^T    X^T <- e^{G_last} X^T + (V'^T e^{G_last - G}) K
-// The operands go through shared memory: with them in registers no four warpgroups fit on a multiprocessor (C7512).
-extern "C" __global__ void __launch_bounds__(256, 2) gdn_chunk_scan(
+// One role, from where X begins to what is kept of it.
+template <bool IS_T, bool OUTPUTS> DEV void run(bool running, uint8_t* shared) {
+  const volatile Task& task = *reinterpret_cast<const volatile Task*>(shared + TASK_AT);
+  // Of this thread's column, key row c2.
+  auto place = [&](uint32_t me) { return task.state + (me & 3) * 256 + (me >> 5) * 16 + (me >> 2 & 7); };
+  float x[64];  // X^T: column 16 warp + g (+8) of this block's 64, key row 8 j + c2 (+1)
+  const float* const begin = place(threadIdx.x);
+  const bool resumes = !IS_T && task.resumes;
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int column = (blockIdx.x & 1) * 64 + (threadIdx.x >> 5) * 16 + (threadIdx.x >> 2 & 7) + 8 * (e >> 1), row = 8 * j + (threadIdx.x & 3) * 2 + (e & 1);
+      x[4 * j + e] = resumes ? begin[(8 * j + (e & 1)) * 128 + 8 * (e >> 1)] : IS_T && column == row ? 1.f : 0.f;
+    }
+  scan_chunks<IS_T, OUTPUTS>(x, shared);
+  cluster_sync();  // the other block may still have to say something to this one
+
+  const uint32_t thread = again(threadIdx.x), warp = thread >> 5, lane = thread & 31, matrix = lane >> 3, r8 = lane & 7;
+  if (!IS_T && (OUTPUTS || running)) {
+    float* const end = place(thread);
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) end[(8 * j + (e & 1)) * 128 + 8 * (e >> 1)] = x[4 * j + e];
+  }
+  uint8_t* const stored = task.stored;
+  if (!stored) return;
+  // [key 128][64 columns] through the places of K: for T this is half of the stored tile, for S its matrices are the accumulators.
+  const uint32_t x_tile = shared_address(shared);
+#pragma unroll
+  for (int j = 0; j < 16; j += 2)
+    store_transposed(transposed_at(x_tile, thread) + j * 1024, pack(x[4 * j], x[4 * j + 1]),
+                     pack(x[4 * j + 2], x[4 * j + 3]), pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
+  fence_async();
+  sync();
+  if (IS_T) {
+    if (thread == 0) {
+      bulk_store(stored + (again(blockIdx.x) & 1) * HALF_T, x_tile, HALF_T);
+      bulk_store_wait();
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {  // a warp takes two blocks of 16 key rows, and of these all 64 columns
+      const int k = warp + 4 * (i & 1), pair = i >> 1, row = 16 * k + (matrix & 1) * 8 + r8, block = 2 * pair + (matrix >> 1);
+      uint32_t m[4];
+      load_matrices(m, x_tile + row * 128 + ((block ^ r8) * 16));
+      const int slice = (again(blockIdx.x) & 1) * 2 + (pair >> 1), j = (pair & 1) * 2;
+      uint2* to = reinterpret_cast<uint2*>(stored) + ((slice * 8 + k) * 4 + j) * 32 + lane;
+      to[0] = make_uint2(m[0], m[1]);
+      to[32] = make_uint2(m[2], m[3]);
+    }
+  }
+}
+
+// One cluster = one role for one (sequence, head): the running state, which gives the outputs unless they are not wanted; T of the body; or
+// S of the body, where that is not the running state: the body begins behind the first token, or the state does not begin at zero. Each of
+// its two blocks has 64 columns, and brings half of every tile to both.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 3) gdn_chunk_scan(
     const f16* __restrict__ q_tiles, const f16* __restrict__ k_tiles, const bf16* __restrict__ v, const uint8_t* __restrict__ maps,
     const ChunkDecays* __restrict__ decays, const uint32_t* __restrict__ first_chunk, const uint32_t* __restrict__ ranges,
     const uint32_t* __restrict__ before_body, const uint8_t* __restrict__ fresh,
     uint8_t* __restrict__ arena, const uint64_t* __restrict__ transition_of, const uint64_t* __restrict__ state_of, float* state,
     const uint32_t* __restrict__ slots, uint32_t slot_stride, bf16* __restrict__ out, uint32_t heads, uint32_t key_heads, uint32_t has_outputs) {
   DYNAMIC_SHARED(shared);
-  const uint32_t sequence = blockIdx.y / heads, head = blockIdx.y % heads, key_head = head / (heads / key_heads);
-  const bool running = blockIdx.x == 0, outputs = running && has_outputs, is_t = blockIdx.x == 1;
-  if (is_t && transition_of[blockIdx.y] == NONE) return;  // a dead head, known from the gates: no T
+  const uint32_t sequence = blockIdx.y / heads, role = blockIdx.x >> 1;
+  const bool running = role == 0, is_t = role == 1;
   const bool is_body = before_body[sequence] == 0 && fresh[sequence];  // the running state is the body's S
-  if (blockIdx.x == 2 && (state_of[blockIdx.y] == NONE || is_body)) return;
-  const uint32_t thread = threadIdx.x, group = thread >> 7, warp = (thread >> 5) & 3, lane = thread & 31;
-  const uint32_t g = lane >> 2, c2 = (lane & 3) * 2, matrix = lane >> 3, r8 = lane & 7;
-  const uint32_t base = shared_address(shared), full = base + BARRIERS_AT, x_tile = base + group * X_TILE;
-  auto y_tile = [&] { return base + V_AT + (again(thread) >> 7) * V_BLOCK; };
-  auto meet = [&] { named_sync(1 + (again(thread) >> 7), 128); };  // of this warpgroup
-  // After the barriers: how many warps are done with a group, over all chunks.
-  auto done = [&](int part) { return reinterpret_cast<int*>(shared + BARRIERS_AT + 48) + part; };
-
-  // First and last chunk of the sequence, the rows before its body, its first and last row, its slot, and whether its running state is its
-  // body's, also there: registers are short.
-  auto range = [&](int end) { return reinterpret_cast<volatile uint32_t*>(shared + BARRIERS_AT + 64) + end; };
-  if (thread < 2) {
-    *range(thread) = first_chunk[sequence + thread];
-    *range(3 + thread) = ranges[2 * sequence + thread];
-  }
-  // The body's summary begins with the body: rows before it do nothing, and decays count from there.
-  if (thread == 2) *range(2) = running ? 0 : before_body[sequence];
-  if (thread == 3) *range(5) = slots[sequence];
-  if (thread == 4) *range(6) = is_body;
-  auto place = [&] { return state + (size_t)*range(5) * slot_stride + (size_t)(blockIdx.y % heads) * 128 * 128; };  // [key, value]
-  auto skipped = [&](uint32_t c) { return c == *range(0) ? *range(2) : 0u; };
-  if (thread == 0) {
-    for (int i = 0; i < GROUPS; ++i) { barrier_init(full + 8 * i, 1); *done(i) = 0; }
-    for (int i = 0; i < 2; ++i) barrier_init(full + 8 * (GROUPS + i), 128);
+  if (threadIdx.x == 0) {
+    const uint32_t head = blockIdx.y % heads, half = blockIdx.x & 1, row0 = ranges[2 * sequence], first = first_chunk[sequence];
+    const size_t keys = ((size_t)first * key_heads + head / (heads / key_heads)) * KEY_TILE, pair = (size_t)first * heads + head;
+    const size_t columns = ((size_t)row0 * heads + head) * 128 + half * 64;
+    Task& task = *reinterpret_cast<Task*>(shared + TASK_AT);
+    task.k = reinterpret_cast<const uint8_t*>(k_tiles) + keys;
+    task.q = reinterpret_cast<const uint8_t*>(q_tiles) + keys;
+    task.maps = maps + pair * 2 * MAP;
+    task.decays = reinterpret_cast<const uint8_t*>(decays + pair);
+    task.v = v + columns;
+    task.out = out + columns;
+    task.state = state + (size_t)slots[sequence] * slot_stride + (size_t)head * 128 * 128 + half * 64;
+    task.chunks = first_chunk[sequence + 1] - first;
+    task.rows = ranges[2 * sequence + 1] - row0;
+    // The body's summary begins with the body: rows before it do nothing, and decays count from there.
+    task.skip = running ? 0 : before_body[sequence];
+    task.keys_to_next = key_heads * KEY_TILE;
+    task.maps_to_next = heads * 2 * MAP;
+    task.decays_to_next = heads * sizeof(ChunkDecays);
+    task.row_to_next = heads * 128;
+    task.resumes = running && !fresh[sequence];
+    const uint64_t stored_at = (is_t ? transition_of : state_of)[blockIdx.y];
+    task.stored = stored_at == NONE || (running && !is_body) ? nullptr : arena + stored_at;
+    const uint32_t bars = shared_address(shared) + BARRIERS_AT;
+    for (int i = 0; i < 7; ++i) {
+      barrier_init(bars + 16 * i, 1);
+      barrier_init(bars + 16 * i + 8, 8);
+    }
+    barrier_init(bars + 112, 128);
     barrier_init_done();
   }
+  // Both blocks of the cluster, after all that is read has been asked for.
+  if (is_t && transition_of[blockIdx.y] == NONE) return;  // a dead head, known from the gates: no T
+  if (role == 2 && (state_of[blockIdx.y] == NONE || is_body)) return;
   sync();
-  auto load = [&](int part, uint32_t c) {  // by a whole warp
-    const size_t chunk = c, pair = chunk * heads + head, keys = (chunk * key_heads + key_head) * (KEY_TILE / 2);
-    const uint32_t bar = full + 8 * part;
-    if (lane != 0) return;
-    if (part == 0) {
-      barrier_expect(bar, KEY_TILE + sizeof(ChunkDecays));
-      bulk_load(base + K_AT, k_tiles + keys, KEY_TILE, bar);
-      bulk_load(base + DECAYS_AT, decays + pair, sizeof(ChunkDecays), bar);
-    }
-    if (part == 1) {
-      barrier_expect(bar, MAP);
-      bulk_load(base + M_AT, maps + pair * 2 * MAP, MAP, bar);
-    }
-    if (part == 2 && outputs) {
-      barrier_expect(bar, KEY_TILE + MAP);
-      bulk_load(base + Q_AT, q_tiles + keys, KEY_TILE, bar);
-      bulk_load(base + P_AT, maps + pair * 2 * MAP + MAP, MAP, bar);
-    }
-  };
-  auto load_v = [&](uint32_t c) {  // by a whole warpgroup
-    const uint32_t me = again(thread), row0 = *range(3) + (c - *range(0)) * CHUNK, end = *range(4);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t t = (me >> 3 & 15) + 16 * i, at = me & 7;
-      const bool there = row0 + t < end;
-      copy16(y_tile() + t * 128 + ((at ^ (t & 7)) * 16), v + ((size_t)(there ? row0 + t : 0) * heads + head) * 128 + (me >> 7) * 64 + at * 8, there);
-    }
-    copies_arrive(full + 8 * (GROUPS + (me >> 7)));
-  };
-  // The warp that is last to be done with a group of chunk c loads it for the next: nobody waits for the slower warpgroup.
-  auto release = [&](int part, uint32_t c) {
-    __syncwarp();
-    uint32_t before = 0;
-    if (lane == 0) {
-      __threadfence_block();
-      before = atomicAdd(done(part), 1);
-    }
-    before = __shfl_sync(~0u, before, 0);
-    if (c + 1 < *range(1) && before == 8 * (c + 1 - *range(0)) - 1) load(part, c + 1);
-  };
-  const uint32_t first = *range(0);
-  if (thread < 32 && first < *range(1))
-    for (int part = 0; part < GROUPS; ++part) load(part, first);
-  if (!is_t && first < *range(1)) load_v(first);
-
-  float* const begin = place();
-  float x[64];  // X^T: column 16 warp + g (+8) of this warpgroup's 64, key row 8 j + c2 (+1)
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int column = group * 64 + warp * 16 + g + 8 * (e >> 1), row = 8 * j + c2 + (e & 1);
-      const bool resumes = running && !fresh[sequence];
-      x[4 * j + e] = resumes ? begin[row * 128 + column] : is_t && column == row ? 1.f : 0.f;
-    }
-
-  for (uint32_t c = first; c < *range(1); ++c) {
-    const ChunkDecays* decay = reinterpret_cast<const ChunkDecays*>(shared + DECAYS_AT);
-    const uint32_t x_at = operand_at(x_tile, again(thread));
-#pragma unroll
-    for (int j = 0; j < 16; j += 2)  // fp16 copy of X^T as A tile
-      store_matrices((x_at ^ ((j & 7) * 16)) + (j >> 3) * 8192, pack(x[4 * j], x[4 * j + 1]), pack(x[4 * j + 2], x[4 * j + 3]),
-                     pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
-    fence_async();
-    meet();
-    barrier_wait(full, (c - *range(0)) & 1);
-    float d[32];  // column as x, token 8 j + c2 (+1)
-    tile_product<0, 8>(d, x_tile, base + K_AT);
-    const uint32_t skip = skipped(c);
-    if (!is_t) barrier_wait(full + 8 * (GROUPS + (again(thread) >> 7)), (c - *range(0)) & 1);
-    wgmma_wait<0>();
-    uint32_t a[4][4];
-    const uint32_t me = again(thread), token0 = (me & 3) * 2;
-    const uint32_t v_at = y_tile() + ((me >> 4 & 1) * 8 + (me & 7)) * 128 + ((((me >> 5 & 3) * 2 + (me >> 3 & 1)) ^ (me & 7)) * 16);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (is_t) a[k][0] = a[k][1] = a[k][2] = a[k][3] = 0;
-      else  // V^T: the rows of the tile are tokens, transposed on the way
-        load_transposed(a[k], v_at + k * 2048);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int j = 2 * k + (e >> 1), i = 4 * j + 2 * (e & 1), token = 8 * j + token0;
-        float2 grow = *reinterpret_cast<const float2*>(decay->from_start + token);
-        if (skip) {
-          grow.x = token < skip ? 0.f : expf(decay->log[token] - decay->log[skip - 1]);
-          grow.y = token + 1 < skip ? 0.f : expf(decay->log[token + 1] - decay->log[skip - 1]);
-          if (token < skip) a[k][e] &= 0xffff0000u;
-          if (token + 1 < skip) a[k][e] &= 0xffffu;
-        }
-        a[k][e] = pack(__uint_as_float(a[k][e] << 16) - grow.x * d[i], __uint_as_float(a[k][e] & 0xffff0000u) - grow.y * d[i + 1]);
-      }
-    }
-    meet();  // V has been read
-    store_operand(y_tile(), a, thread);
-    fence_async();
-    meet();
-    barrier_wait(full + 8, (c - *range(0)) & 1);
-    tile_product<0, 4>(d, y_tile(), base + M_AT);
-    wgmma_wait<0>();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) a[k][e] = pack(d[8 * k + 2 * e], d[8 * k + 2 * e + 1]);
-    release(1, c);
-    if (outputs) {
-      meet();  // R has been read
-      store_operand(y_tile(), a, thread);
-      fence_async();
-      meet();
-      barrier_wait(full + 16, (c - *range(0)) & 1);
-      tile_product<0, 8>(d, x_tile, base + Q_AT);
-      const uint32_t pair0 = (again(thread) & 3) * 2;
-      wgmma_wait<0>();
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 grow = *reinterpret_cast<const float2*>(decay->from_start + 8 * j + pair0);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) d[4 * j + e] *= e & 1 ? grow.y : grow.x;
-      }
-      tile_product<1, 4>(d, y_tile(), base + P_AT);
-      wgmma_wait<0>();
-      meet();  // X has been read: its tile takes the outputs, as rows of 64 columns
-      const uint32_t o_at = transposed_at(x_tile, again(thread));
-#pragma unroll
-      for (int j = 0; j < 8; j += 2)
-        store_transposed(o_at + j * 1024, pack_bf16(d[4 * j], d[4 * j + 1]),
-                         pack_bf16(d[4 * j + 2], d[4 * j + 3]), pack_bf16(d[4 * j + 4], d[4 * j + 5]), pack_bf16(d[4 * j + 6], d[4 * j + 7]));
-      release(2, c);
-      meet();
-      const uint32_t row0 = *range(3) + (c - *range(0)) * CHUNK, end = *range(4);
-      const uint32_t mine = again(thread);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t t = (mine >> 3 & 15) + 16 * i, at = mine & 7;
-        const uint4 o = *reinterpret_cast<const uint4*>(shared + (mine >> 7) * X_TILE + t * 128 + ((at ^ (t & 7)) * 16));
-        if (row0 + t < end) *reinterpret_cast<uint4*>(out + ((size_t)(row0 + t) * heads + head) * 128 + (mine >> 7) * 64 + at * 8) = o;
-      }
-      const uint32_t y_at = operand_at(y_tile(), again(thread));
-#pragma unroll
-      for (int k = 0; k < 4; ++k) load_matrices(a[k], y_at ^ (k * 32));
-    }
-    const uint32_t last0 = (again(thread) & 3) * 2;
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 to_end = *reinterpret_cast<const float2*>(decay->to_end + 8 * (2 * k + (e >> 1)) + last0), value = unpack(a[k][e]);
-        a[k][e] = pack(value.x * to_end.x, value.y * to_end.y);
-      }
-    const uint32_t left_out = skipped(c);
-    const float all = left_out ? expf(decay->log[CHUNK - 1] - decay->log[left_out - 1]) : decay->all;
-#pragma unroll
-    for (int i = 0; i < 64; ++i) x[i] *= all;
-    const uint64_t keys = tile_descriptor(again(base) + K_AT, 8192, 1024);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_128_chained<1, 1>(x, a[k], keys + k * 128);
-    wgmma_commit();
-    wgmma_wait<0>();
-    release(0, c);
-    meet();  // the tiles may be written again
-    if (!is_t && c + 1 < *range(1)) load_v(c + 1);
-  }
-
-  if (running) {
-    float* const end = place();
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        end[(8 * j + c2 + (e & 1)) * 128 + group * 64 + warp * 16 + g + 8 * (e >> 1)] = x[4 * j + e];
-  }
-  const uint64_t stored_at = (is_t ? transition_of : state_of)[blockIdx.y];
-  if (stored_at == NONE || (running && !*range(6))) return;
-  // [key 128][64 columns] through this warpgroup's tile: for T this is half of the stored tile, for S its matrices are the accumulators.
-#pragma unroll
-  for (int j = 0; j < 16; j += 2)
-    store_transposed(transposed_at(x_tile, thread) + j * 1024, pack(x[4 * j], x[4 * j + 1]),
-                     pack(x[4 * j + 2], x[4 * j + 3]), pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
-  fence_async();
-  meet();
-  if (is_t) {
-    if ((thread & 127) == 0) {
-      bulk_store(arena + stored_at + group * X_TILE, x_tile, X_TILE);
-      bulk_store_wait();
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {  // a warp takes two blocks of 16 key rows, and of these all 64 columns
-    const int k = warp + 4 * (i & 1), pair = i >> 1, row = 16 * k + (matrix & 1) * 8 + r8, block = 2 * pair + (matrix >> 1);
-    uint32_t s[4];
-    load_matrices(s, x_tile + row * 128 + ((block ^ r8) * 16));
-    const int slice = group * 2 + (pair >> 1), j = (pair & 1) * 2;
-    uint2* to = reinterpret_cast<uint2*>(arena + stored_at) + ((slice * 8 + k) * 4 + j) * 32 + lane;
-    to[0] = make_uint2(s[0], s[1]);
-    to[32] = make_uint2(s[2], s[3]);
-  }
+  cluster_sync();
+  if (is_t) run<true, false>(false, shared);
+  else if (running && has_outputs) run<false, true>(true, shared);
+  else run<false, false>(running, shared);
 }

@@ -10,6 +10,12 @@ DEV void barrier_expect(uint32_t bar, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 DEV void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+// The barrier at the same place of a block of the cluster.
+DEV void barrier_arrive_at(uint32_t bar, uint32_t block) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+               ::"r"(bar), "r"(block) : "memory");
+}
+DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
 // Default scope: with .acquire.cluster every wait invalidates the whole L1.
 DEV void barrier_wait(uint32_t bar, uint32_t parity) {
   asm volatile("{\n.reg .pred p;\nL%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D%=;\nbra L%=;\nD%=:\n}"
@@ -19,6 +25,11 @@ DEV void barrier_wait(uint32_t bar, uint32_t parity) {
 DEV void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+// To the same place of both blocks of a cluster, each of whose barriers counts the bytes.
+DEV void bulk_load_both(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"((uint16_t)3) : "memory");
 }
 DEV void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
@@ -91,7 +102,20 @@ template <int SIGN, int ACC> DEV void wgmma_72(float (&d)[36], uint64_t a, uint6
       "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
     : "l"(a), "l"(b), "n"(SIGN), "n"(ACC));
 }
-// A from registers (the D fragment of an earlier product), B [16 x 128] N contiguous.
+// A from registers (the D fragment of an earlier product), B [16 x 64] K contiguous.
+template <int SIGN, int ACC> DEV void wgmma_64_chained(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+    "{%32, %33, %34, %35}, %36, p, %37, 1, 0;\n}"
+    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+      "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+      "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+      "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(SIGN), "n"(ACC));
+}
+// The same, B [16 x 128] N contiguous.
 template <int SIGN, int ACC> DEV void wgmma_128_chained(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %70, 0;\n"
     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"

@@ -43,7 +43,7 @@ const KEY_TILE: usize = CHUNK * 128;
 const ROLES: usize = 3;
 const MAP_BYTES: usize = 2 * CHUNK * CHUNK * 2;
 const DECAY_FLOATS: usize = 3 * CHUNK + 4;
-const SCAN_SHARED: usize = 2 * 16384 + 2 * KEY_TILE * 2 + MAP_BYTES + 2 * CHUNK * 128 + 832 + 96;
+const SCAN_SHARED: usize = 3 * KEY_TILE * 2 + MAP_BYTES + CHUNK * 128 + 3 * 832 + 128 + 96;
 
 impl ChunkScratch {
     /// Room for the chunks of `sequences` in a layer of `shape`.
@@ -271,7 +271,8 @@ impl Scan<'_> {
         let states = pool.first + sequences.last_slot * pool.stride + shape.heads * shape.square();
         let found = pool.state.len();
         Error::unless(found >= states, "the states", format!("at least {states}"), found)?;
-        let launch = Launch::new(device, "gdn_chunk_scan", [roles, pairs, 1], 256)
+        // A cluster of two blocks for each role, with half of the columns each.
+        let launch = Launch::new(device, "gdn_chunk_scan", [2 * roles, pairs, 1], 128)
             .shared(SCAN_SHARED)
             .read(&scratch.q_tiles)
             .read(&scratch.k_tiles)
