@@ -257,7 +257,7 @@ template <int AHEAD, int CODES>
 DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ shared_inner, const void* down, const void* shared_down,
                   const float* factors, const float* shared_factors, const uint32_t* chosen, const float* weights, const float* gate, bf16* out,
                   int top, int hidden, int width, int shared_width, int is_made) {
-  SHARED float said[ONE_ROW_WARPS][STREAM_OUTER];
+  SHARED float said[ONE_ROW_WARPS][STREAM_OUTER], shares[ONE_ROW_WARPS];
   let_others_start();
   if (is_made) await_inputs();
   const int number = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
@@ -267,10 +267,14 @@ DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ share
   const bf16* const in = is_shared ? shared_inner : inner + (size_t)number * width;
   const float* const scale = is_shared ? shared_factors : factors;
   const void* const all = is_shared ? shared_down : down;
-  float sums[4] = {};
+  float sums[4] = {}, share = 0.f, sum = 0.f;
+  const int own = blockIdx.x * STREAM_OUTER + threadIdx.x % STREAM_OUTER;
   // The weights are on their way before the row is there.
   auto multiply = [&](auto stream, int first) {
     await_inputs();
+    // What comes behind the product is read before it.
+    share = is_shared ? sigmoid(gate[0]) : weights[number];
+    sum = f32(out[own]);
     stream.multiply(sums, g == 0 ? in + first : nullptr);
   };
   if (CODES > 0 && scale != nullptr) {
@@ -284,13 +288,11 @@ DEV void down_one(const bf16* __restrict__ inner, const bf16* __restrict__ share
     said[number][g] = sums[0];
     said[number][g + 8] = sums[2];
   }
+  if (lane == 0) shares[number] = share;
   sync();
   if (threadIdx.x >= STREAM_OUTER) return;
-  bf16& at = out[blockIdx.x * STREAM_OUTER + threadIdx.x];
-  float sum = f32(at);
-  for (int k = 0; k < top; ++k) sum += weights[k] * said[k][threadIdx.x];
-  if (shared_width > 0) sum += sigmoid(gate[0]) * said[top][threadIdx.x];
-  store(at, sum);
+  for (int k = 0; k < top + (shared_width > 0); ++k) sum += shares[k] * said[k][threadIdx.x];
+  store(out[own], sum);
 }
 KERNEL(32 * ONE_ROW_WARPS, experts_few_down_one)(const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down,
                                                  const uint32_t* chosen, const float* weights, const float* gate, bf16* out, int top,
