@@ -285,6 +285,14 @@ def requests():
                         (rate("hypic_agent_decode_preempted_total", by="pod"), "{{pod}} preempted"),
                         (rate("hypic_agent_decode_cancelled_total", by="pod"), "{{pod}} cancelled"),
                     ),
+                    lines(
+                        "Memory of GPUs",
+                        "bytes",
+                        "Of the GPUs that compute requests: in use, and what the driver holds for it, which grows to the most that was ever used.",
+                        (total("hypic_agent_device_used_bytes", by="pod"), "{{pod}} used"),
+                        (total("hypic_agent_device_held_bytes", by="pod"), "{{pod}} held"),
+                        span=24,
+                    ),
                 ],
             ),
             (

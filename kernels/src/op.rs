@@ -51,6 +51,15 @@ pub enum Split {
     Columns,
 }
 
+/// Memory of a device, or of several that work as one, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Weights, pools, activations and what is kept for the next ones.
+    pub used: u64,
+    /// What the driver holds for them: it grows to the most that was ever used, and stays.
+    pub held: u64,
+}
+
 /// What computes all layers of a step, over the pools that it is given.
 pub type StepLayers<'a, D> = &'a mut dyn FnMut(
     &mut <D as Device>::States,
@@ -82,6 +91,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// For logs and errors.
     fn name(&self) -> &'static str;
+
+    /// What the device's memory holds now, as far as it is apart from the host's.
+    fn memory(&self) -> DeviceMemory {
+        DeviceMemory::default()
+    }
 
     /// Whether models of these shapes run here: asked before any weight is read.
     ///

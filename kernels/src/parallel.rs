@@ -17,8 +17,8 @@ use hypic_domain as domain;
 
 use crate::coded::Coded;
 use crate::op::{
-    Device, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput, NormWeight,
-    OpError, Split,
+    Device, DeviceMemory, ExpertShape, Experts, Export, FullInput, Gates, HostLayer, HostTensor, LinearInput,
+    NormWeight, OpError, Split,
 };
 use crate::plan::Plan;
 use crate::random::RandomMatrix;
@@ -143,6 +143,13 @@ impl<D: Rank> Device for TensorParallel<D> {
 
     fn name(&self) -> &'static str {
         self.ranks[0].name()
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        self.ranks.iter().map(|rank| rank.memory()).fold(DeviceMemory::default(), |all, rank| DeviceMemory {
+            used: all.used + rank.used,
+            held: all.held + rank.held,
+        })
     }
 
     fn fits(&self, spec: &ModelSpec) -> Result<(), OpError> {

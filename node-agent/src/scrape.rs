@@ -91,6 +91,8 @@ fn of_engine(load: &Load) -> Vec<Row> {
         count("decode_pages", "KV pages.", load.pages_total),
         count("compose_snapshots", "Prefix snapshots kept.", load.snapshots),
         count("compose_bodies", "Tuples that stay on the device.", load.bodies),
+        now("device_used_bytes", "Bytes in use of a device that is not the host.", load.memory.used as f64),
+        now("device_held_bytes", "Bytes that the driver holds for them.", load.memory.held as f64),
         total("compose_steps_total", "Steps of the engine.", counts.steps),
         total("decode_rows_total", "Rows of answers computed.", counts.rows_decoded),
         total("compose_live_rows_total", "Prompt rows computed in context.", counts.rows_live),

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use hypic_domain::flow::Mode;
+use hypic_e2e::client::Client;
 use hypic_e2e::demo::DemoFiles;
 use hypic_e2e::fleet::{Fleet, FleetOptions, key_of, tiny};
 use hypic_e2e::pass::{MAX_TOKENS, run_mode};
@@ -19,10 +19,14 @@ use hypic_e2e::report::ModeReport;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-/// Share of the requests after which caches and pools have their size.
-const WARM: f64 = 0.5;
-/// What an agent's memory may grow by from there on: noise of the allocator.
+/// Looks at memory, one after each such share of the requests.
+const LOOKS: usize = 10;
+/// The look after which caches and pools have their size, and what memory may grow by from there to the last one: noise of
+/// the allocator.
+const WARM: usize = 5;
 const GROWTH_MIB: f64 = 32.0;
+/// What a driver holds grows to the most that was ever used at once, which may come late: it is shown and not judged.
+const HELD: &str = "held";
 
 /// Compares a GPU with the CPU, through a whole fleet.
 #[derive(Parser)]
@@ -96,29 +100,30 @@ fn start(args: &Args, device: &str, further: Option<&str>) -> Result<Fleet> {
 fn watch_memory(fleet: &mut Fleet, all: &[Question], count: usize) -> Result<()> {
     let client = fleet.client(&key_of(Mode::Pic));
     let mut random = StdRng::seed_from_u64(3);
-    let warm = (count as f64 * WARM) as usize;
     let begun = Instant::now();
-    let mut before = None;
+    let mut looks: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for (number, question) in all.iter().cycle().take(count).enumerate() {
-        if number == warm {
-            before = Some(memory(fleet)?);
-        }
         client.ask(&question.over_new_documents(&mut random), MAX_TOKENS, false)?;
+        if (number + 1) * LOOKS / count > number * LOOKS / count {
+            for (name, mib) in memory(fleet)? {
+                looks.entry(name).or_default().push(mib);
+            }
+        }
     }
     fleet.check_alive()?;
-    let (Some(before), after) = (before, memory(fleet)?) else { return Ok(()) };
-    println!("{count} requests in {:.0} s", begun.elapsed().as_secs_f64());
-    for (name, from) in &before {
-        let to = after.get(name).copied().unwrap_or_default();
-        println!("  {name:<12} {from:>7.0} MiB after {warm}, {to:>7.0} MiB after {count}");
-        if to > from + GROWTH_MIB {
-            bail!("the memory of {name} grows");
+    println!("{count} requests in {:.0} s; MiB after each tenth of them", begun.elapsed().as_secs_f64());
+    let mut grown = Vec::new();
+    for (name, of) in &looks {
+        println!("  {name:<24} {}", of.iter().map(|mib| format!("{mib:>7.0}")).collect::<String>());
+        let warm = of.iter().take(WARM).copied().fold(0.0, f64::max);
+        if of.last().is_some_and(|last| *last > warm + GROWTH_MIB) && !name.ends_with(HELD) {
+            grown.push(name.as_str());
         }
     }
-    Ok(())
+    if grown.is_empty() { Ok(()) } else { bail!("memory grows: {}", grown.join(", ")) }
 }
 
-/// Resident MiB of every agent, and what is used on the GPUs.
+/// Resident MiB of every process, and what agents use and hold of their GPUs.
 fn memory(fleet: &Fleet) -> Result<BTreeMap<String, f64>> {
     let mut found = BTreeMap::new();
     for (name, pid) in fleet.pids() {
@@ -126,13 +131,15 @@ fn memory(fleet: &Fleet) -> Result<BTreeMap<String, f64>> {
         let text = fs::read_to_string(Path::new(&path)).with_context(|| format!("read {path}"))?;
         let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let number = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+        if let Some(address) = fleet.agent_http(&name) {
+            let client = Client::new(address, "", "");
+            for what in ["used", HELD] {
+                let bytes = client.metric(&format!("hypic_agent_device_{what}_bytes"));
+                found.insert(format!("{name} GPU {what}"), bytes / f64::from(1 << 20));
+            }
+        }
         found.insert(name, number.context("no VmRSS")? / 1024.0);
     }
-    let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits"];
-    let output = Command::new("nvidia-smi").args(query).output().context("start nvidia-smi")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let used: f64 = text.lines().filter_map(|line| line.trim().parse::<f64>().ok()).sum();
-    found.insert("GPUs".to_owned(), used);
     Ok(found)
 }
 

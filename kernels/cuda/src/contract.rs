@@ -30,8 +30,8 @@ use hypic_domain::tuple::TupleFormat;
 use hypic_kernels::check::equal;
 use hypic_kernels::coded::Coded;
 use hypic_kernels::op::{
-    self, Experts, Export, FullInput, HeadGate, HeadNorms, HostLayer, HostTensor, LinearInput, Norm,
-    NormWeight, OpError, SharedExpert, Split, StepLayers,
+    self, DeviceMemory, Experts, Export, FullInput, HeadGate, HeadNorms, HostLayer, HostTensor, LinearInput,
+    Norm, NormWeight, OpError, SharedExpert, Split, StepLayers,
 };
 use hypic_kernels::plan::Plan;
 use hypic_kernels::random::RandomMatrix;
@@ -142,6 +142,10 @@ impl<E: Float> op::Device for CudaDevice<E> {
 
     fn name(&self) -> &'static str {
         if self.device.capability().is_some() { "cuda" } else { "cuda fibers" }
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        self.device.memory()
     }
 
     fn weight(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {

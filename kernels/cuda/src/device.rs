@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use hypic_kernels::op::DeviceMemory;
+
 #[cfg(any(feature = "fibers", not(feature = "cuda")))]
 use crate::Error;
 use crate::Result;
@@ -95,6 +97,16 @@ impl Device {
             Backend::Cuda(context) => context.multiprocessors,
             #[cfg(feature = "fibers")]
             Backend::Fibers(_) => 1,
+        }
+    }
+
+    /// What its memory holds: on a GPU all of this process, and nothing where the driver does not say.
+    pub fn memory(&self) -> DeviceMemory {
+        match &*self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(context) => context.memory().unwrap_or_default(),
+            #[cfg(feature = "fibers")]
+            Backend::Fibers(fibers) => fibers.memory(),
         }
     }
 

@@ -10,6 +10,7 @@ use cudarc::driver::{
     CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DriverError, result,
 };
 use cudarc::nvrtc::Ptx;
+use hypic_kernels::op::DeviceMemory;
 
 use super::products::{Product, Products};
 use crate::arena::{Arena, Now};
@@ -160,6 +161,24 @@ impl Context {
     pub(crate) fn fresh(&self, size: usize) -> Result<CudaSlice<u8>> {
         // SAFETY: any bytes are values of u8, so memory that nobody wrote holds values too.
         unsafe { self.stream.alloc(size) }.map_err(failed("allocate"))
+    }
+
+    /// Bytes of the pool that all memory comes from.
+    pub(crate) fn memory(&self) -> std::result::Result<DeviceMemory, DriverError> {
+        let device = result::device::get(self.stream.context().ordinal() as i32)?;
+        let read = |what| {
+            let mut bytes = 0_u64;
+            // SAFETY: the device exists, and these attributes are numbers of 64 bits, which the driver writes.
+            unsafe {
+                let pool = result::device::get_default_mem_pool(device)?;
+                result::mem_pool::get_attribute(pool, what, std::ptr::from_mut(&mut bytes).cast())?;
+            }
+            Ok(bytes)
+        };
+        Ok(DeviceMemory {
+            used: read(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            held: read(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+        })
     }
 
     /// Lets all kernels from now on wait for what arrives.

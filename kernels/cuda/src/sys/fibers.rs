@@ -3,7 +3,10 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use hypic_kernels::op::DeviceMemory;
 
 use crate::arena::{Arena, Memory, Now};
 use crate::device::{Arrival, Kept, Order};
@@ -29,6 +32,8 @@ pub(crate) struct Fibers {
     order: Order,
     pub(crate) now: Now,
     arena: Arena<Units>,
+    /// Bytes that were asked for and not taken back; what the arena has stays with it.
+    used: AtomicU64,
     /// What is put down instead of done.
     tape: Mutex<Option<Tape>>,
     arriving: Mutex<Arriving>,
@@ -70,6 +75,7 @@ impl Fibers {
             order,
             now: Now::default(),
             arena: Arena::default(),
+            used: AtomicU64::default(),
             tape: Mutex::default(),
             arriving: Mutex::default(),
         }
@@ -77,16 +83,27 @@ impl Fibers {
 
     /// Memory of at least `size` bytes.
     pub(crate) fn allocate(&self, size: usize) -> Result<Memory<Units>> {
-        let fresh = |size: usize| Ok(vec![0; size.div_ceil(size_of::<u128>())]);
+        let fresh = |size: usize| {
+            let units: Units = vec![0; size.div_ceil(size_of::<u128>())];
+            self.used.fetch_add(size_of_val(&*units) as u64, Ordering::Relaxed);
+            Ok(units)
+        };
         match self.now.is_step() {
             true => self.arena.take(&self.now, size, fresh),
             false => fresh(size).map(Memory::shared),
         }
     }
 
+    /// What is used, and as much is held.
+    pub(crate) fn memory(&self) -> DeviceMemory {
+        let used = self.used.load(Ordering::Relaxed);
+        DeviceMemory { used, held: used }
+    }
+
     /// Takes memory back.
     pub(crate) fn give_back(&self, memory: Memory<Units>) {
         let Some(units) = self.arena.put(memory) else { return };
+        self.used.fetch_sub(size_of_val(&*units) as u64, Ordering::Relaxed);
         // A panic while it was held leaves it whole, here and below.
         if let Some(tape) = &mut *self.tape.lock().unwrap_or_else(PoisonError::into_inner) {
             tape.kept.push(units);

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use half::bf16;
+use hypic_cuda::{CudaDevice, Order};
 use hypic_domain::logits::Need;
 use hypic_kernels::coded::Blocks;
 use hypic_kernels::op::{Device, HostLayer, OpError};
@@ -11,6 +13,8 @@ use hypic_models::Loaded;
 use hypic_models::config::Naming;
 use hypic_models::model::Memory;
 use hypic_models::random::{self, RandomSpec};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 use crate::SEAM;
 use crate::session::{EXACT, Session};
@@ -145,6 +149,38 @@ impl<'a, D: Device> Fleet<'a, D> {
         let layers = (0..MOST).flat_map(|slot| linear.clone().map(move |layer| (slot, layer)));
         layers.flat_map(|(slot, layer)| of(slot, layer)).map(f32::to_bits).collect()
     }
+}
+
+/// What a device of its own uses after each of `rounds` rounds, in which sequences of other lengths come and go.
+#[cfg(feature = "fibers")]
+fn used_after(rounds: usize) -> Vec<u64> {
+    let mut rng = StdRng::seed_from_u64(5);
+    let device = CudaDevice::<bf16>::poisoned(hypic_cuda::Device::fibers(Order::Forward), 0);
+    let loaded = random::load(&device, &shape(None)).unwrap();
+    let mut fleet = Fleet::new(&device, &loaded, true);
+    let round = |_| {
+        for number in 0..MOST {
+            let prompt: Vec<u32> = (0..rng.random_range(1..100)).map(|_| rng.random_range(0..200)).collect();
+            fleet.step(&[(number, &prompt)]);
+            let several = rng.random_range(1..=3.min(number + 1));
+            for token in 0..rng.random_range(2..6) {
+                let next = [token];
+                let rows: Vec<_> = (number + 1 - several..=number).map(|of| (of, &next[..])).collect();
+                fleet.step(&rows);
+            }
+        }
+        (0..MOST).for_each(|number| fleet.end(number));
+        device.memory().used
+    };
+    (0..rounds).map(round).collect()
+}
+
+#[cfg(feature = "fibers")]
+#[test]
+fn what_steps_use_does_not_grow() {
+    let used = used_after(3);
+    // The tables of the last steps are as long as these were.
+    assert!(used[0] > 0 && used[2] <= used[0] + used[0] / 100, "{used:?}");
 }
 
 /// Cached segments by their tokens, built alone.
