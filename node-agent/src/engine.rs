@@ -9,8 +9,10 @@
 
 mod admit;
 mod bodies;
-mod build;
+mod builds;
 mod compose;
+mod compute;
+mod core;
 mod edge;
 mod load;
 mod memory;
@@ -297,7 +299,7 @@ impl Engine {
 
     /// What the tuple of a segment is, before it exists.
     pub fn tuple_head(&self, key: SegmentKey, ids: &[u32]) -> TupleHead {
-        run::tuple_head(&self.config, &self.layers, key, ids)
+        tuple::tuple_head(&self.config, &self.layers, key, ids)
     }
 
     /// Gauges and counters as of the last step.

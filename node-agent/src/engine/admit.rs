@@ -13,9 +13,9 @@ use hypic_domain::unit::{Millis, Tokens};
 use hypic_kernels::op::{Device, HostLayer, OpError};
 use hypic_kernels::plan::PlacedBody;
 
+use super::core::Core;
 use super::edge::{Age, BuildEvent, Command, Events};
 use super::pool::Lease;
-use super::run::Core;
 use super::scatter::Listener;
 use super::sequence::{Lead, Prompt, Sequence};
 use super::{EngineError, Segment};

@@ -6,11 +6,9 @@ use std::sync::{Arc, Weak};
 use hypic_domain::key::SegmentKey;
 use hypic_domain::tier::Tier;
 use hypic_domain::unit::Bytes;
-use hypic_kernels::op::{Device, HostLayer, OpError};
+use hypic_kernels::op::Device;
 use hypic_kernels::plan::BodyLayers;
 use hypic_store::{Observer, StoreEvent};
-
-use super::run::Core;
 
 /// The bodies of an engine. What is in use is never dropped, so that only what nobody uses obeys the budget.
 pub(super) struct Bodies<D: Device> {
@@ -111,60 +109,5 @@ impl<D: Device> Bodies<D> {
 impl<D: Device> Place<D> {
     fn is_idle(&self) -> bool {
         self.kept.as_ref().is_some_and(|body| Arc::strong_count(body) == 1)
-    }
-}
-
-impl<D: Device> Core<D> {
-    /// Takes one layer of a tuple over, unless it is here. Tuples on the device that nobody uses give way to it.
-    ///
-    /// # Errors
-    /// What the device says; [`OpError::OutOfMemory`] when all bodies are in use.
-    pub(super) fn take_over(
-        &mut self,
-        key: &SegmentKey,
-        body: &BodyLayers<D>,
-        (layer, host): (usize, &HostLayer),
-    ) -> Result<(), OpError> {
-        let model = Arc::clone(&self.model);
-        self.take(key, body, (layer, host.bytes()), |device, pages| {
-            device.import(layer, model.spec(), pages, host)
-        })
-    }
-
-    /// The same with a layer that was finished on this device or on a further one.
-    ///
-    /// # Errors
-    /// As [`Core::take_over`].
-    pub(super) fn take_built(
-        &mut self,
-        key: &SegmentKey,
-        body: &BodyLayers<D>,
-        (layer, built): (usize, &Arc<D::BuiltLayer>),
-    ) -> Result<(), OpError> {
-        let model = Arc::clone(&self.model);
-        // Its size is counted when it is here.
-        self.take(key, body, (layer, 0), |device, pages| device.adopt(layer, model.spec(), pages, built))
-    }
-
-    fn take(
-        &mut self,
-        key: &SegmentKey,
-        body: &BodyLayers<D>,
-        (layer, bytes): (usize, u64),
-        take: impl Fn(&D, &mut D::Pages) -> Result<D::LayerParts, OpError>,
-    ) -> Result<(), OpError> {
-        if body.layer(layer).is_some() {
-            return Ok(());
-        }
-        self.bodies.make_room(bytes);
-        let parts = loop {
-            match take(&self.device, &mut self.memory.pages) {
-                Err(OpError::OutOfMemory { .. }) if self.bodies.drop_oldest() => {}
-                taken => break taken?,
-            }
-        };
-        self.bodies.grew(key, self.device.layer_bytes(&parts));
-        body.arrive(layer, parts);
-        Ok(())
     }
 }

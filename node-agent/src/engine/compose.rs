@@ -3,8 +3,8 @@
 use hypic_kernels::op::Device;
 
 use super::EngineError;
+use super::core::Core;
 use super::edge::Age;
-use super::run::Core;
 use super::step::Step;
 
 impl<D: Device> Core<D> {

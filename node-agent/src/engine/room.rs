@@ -1,11 +1,16 @@
 //! Who gives way when pages run out: snapshots, then copies for sequences that wait, then the youngest sequence.
+//! And when layers of tuples are taken over: tuples on the device that nobody uses.
 
+use std::sync::Arc;
+
+use hypic_domain::key::SegmentKey;
 use hypic_domain::sampling::FinishReason;
-use hypic_kernels::op::Device;
+use hypic_kernels::op::{Device, HostLayer, OpError};
+use hypic_kernels::plan::BodyLayers;
 
 use super::EngineError;
+use super::core::Core;
 use super::edge::Age;
-use super::run::Core;
 
 impl<D: Device> Core<D> {
     /// Pages for the next `rows` rows of a running sequence. False when it cannot compute them now: then it
@@ -80,5 +85,58 @@ impl<D: Device> Core<D> {
             let tenant = sequence.prompt.tenant.clone();
             self.waiting.put_back(&tenant, sequence);
         }
+    }
+
+    /// Takes one layer of a tuple over, unless it is here. Tuples on the device that nobody uses give way to it.
+    ///
+    /// # Errors
+    /// What the device says; [`OpError::OutOfMemory`] when all bodies are in use.
+    pub(super) fn take_over(
+        &mut self,
+        key: &SegmentKey,
+        body: &BodyLayers<D>,
+        (layer, host): (usize, &HostLayer),
+    ) -> Result<(), OpError> {
+        let model = Arc::clone(&self.model);
+        self.take(key, body, (layer, host.bytes()), |device, pages| {
+            device.import(layer, model.spec(), pages, host)
+        })
+    }
+
+    /// The same with a layer that was finished on this device or on a further one.
+    ///
+    /// # Errors
+    /// As [`Core::take_over`].
+    pub(super) fn take_built(
+        &mut self,
+        key: &SegmentKey,
+        body: &BodyLayers<D>,
+        (layer, built): (usize, &Arc<D::BuiltLayer>),
+    ) -> Result<(), OpError> {
+        let model = Arc::clone(&self.model);
+        // Its size is counted when it is here.
+        self.take(key, body, (layer, 0), |device, pages| device.adopt(layer, model.spec(), pages, built))
+    }
+
+    fn take(
+        &mut self,
+        key: &SegmentKey,
+        body: &BodyLayers<D>,
+        (layer, bytes): (usize, u64),
+        take: impl Fn(&D, &mut D::Pages) -> Result<D::LayerParts, OpError>,
+    ) -> Result<(), OpError> {
+        if body.layer(layer).is_some() {
+            return Ok(());
+        }
+        self.bodies.make_room(bytes);
+        let parts = loop {
+            match take(&self.device, &mut self.memory.pages) {
+                Err(OpError::OutOfMemory { .. }) if self.bodies.drop_oldest() => {}
+                taken => break taken?,
+            }
+        };
+        self.bodies.grew(key, self.device.layer_bytes(&parts));
+        body.arrive(layer, parts);
+        Ok(())
     }
 }

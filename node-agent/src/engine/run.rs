@@ -7,24 +7,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use hypic_decode::FairQueue;
-use hypic_domain::key::SegmentKey;
 use hypic_domain::model::LayerSpec;
-use hypic_domain::unit::{Bytes, Tokens};
+use hypic_domain::unit::Bytes;
 use hypic_kernels::op::Device;
 use hypic_models::model::Model;
 use hypic_store::SnapshotCache;
-use hypic_store::codec::TupleHead;
 
 use super::bodies::Bodies;
-use super::build::Build;
-use super::edge::{Age, Command};
+use super::core::Core;
+use super::edge::Command;
 use super::load::{Counters, Load};
 use super::memory::{Memory, pages_under_cap};
 use super::pace::Pace;
 use super::pool::Pool;
 use super::scatter::{Crew, Farewell};
 use super::sequence::Sequence;
-use super::{EngineConfig, EngineError, Outlets, Publish};
+use super::{EngineConfig, EngineError, Outlets};
 
 /// Sights of snapshots after which one counts half.
 const HALF_LIFE: f64 = 256.0;
@@ -90,43 +88,6 @@ impl<D: Device> Parts<D> {
             count,
         })
     }
-}
-
-/// What the tuple of a segment is, before it exists.
-pub(super) fn tuple_head(
-    config: &EngineConfig,
-    layers: &Arc<[LayerSpec]>,
-    key: SegmentKey,
-    ids: &[u32],
-) -> TupleHead {
-    TupleHead {
-        identity: config.identity,
-        key,
-        generation: 0,
-        ids: ids.into(),
-        body: Tokens((ids.len() as u32).saturating_sub(config.seam)),
-        layers: Arc::clone(layers),
-        format: config.format,
-    }
-}
-
-/// The engine's state. Only its own thread sees it.
-pub(super) struct Core<D: Device> {
-    pub(super) device: Arc<D>,
-    pub(super) model: Arc<dyn Model<D>>,
-    pub(super) config: Arc<EngineConfig>,
-    pub(super) layers: Arc<[LayerSpec]>,
-    pub(super) publish: Publish,
-    pub(super) memory: Memory<D>,
-    pub(super) bodies: Bodies<D>,
-    pub(super) waiting: FairQueue<Sequence<D>>,
-    /// Sequences that hold a slot, oldest first.
-    pub(super) running: BTreeMap<Age, Sequence<D>>,
-    /// Oldest first.
-    pub(super) builds: Vec<Build<D>>,
-    pub(super) counters: Counters,
-    pub(super) pace: Arc<Mutex<Pace>>,
-    pub(super) crew: Crew<D>,
 }
 
 /// Runs until every handle is gone.

@@ -13,11 +13,11 @@ use hypic_domain::logits::Need;
 use hypic_domain::sampling::{FinishReason, Sampling};
 use hypic_domain::unit::Tokens;
 use hypic_kernels::op::Device;
-use hypic_kernels::plan::{PlacedBody, RunOp};
+use hypic_kernels::plan::{PlacedBody, Run, RunOp};
 
 use super::EngineError;
 use super::edge::{Age, Events};
-use super::memory::Hold;
+use super::memory::{Hold, empty_context};
 use super::snapshot::Saved;
 use super::step::Step;
 
@@ -214,5 +214,26 @@ impl<D: Device> Sequence<D> {
         self.flight = None;
         self.start = None;
         self.computed = 0;
+    }
+
+    /// Packs its rows; its context is in the step until [`Sequence::take_back`]. Room was made before.
+    pub(super) fn take_part(&mut self, step: &mut Step<D>, share: Share) {
+        let Some(hold) = &mut self.hold else { return };
+        let placed = hold.context.bodies.len();
+        hold.context
+            .bodies
+            .extend(self.prompt.bodies[placed.min(share.bodies)..share.bodies].iter().cloned());
+        hold.context.live.extend(share.positions);
+        let rows = step.rows()..step.rows() + share.ids.len();
+        let context = std::mem::replace(&mut hold.context, empty_context());
+        step.push(&share.ids, Run { rows, slot: hold.slot(), context, ops: share.ops, record: None });
+    }
+
+    /// Takes its context back; returns the step's row that was its last.
+    pub(super) fn take_back(&mut self, run: Option<Run<D>>) -> Option<usize> {
+        let (run, hold) = (run?, self.hold.as_mut()?);
+        hold.context = run.context;
+        self.computed += run.rows.len();
+        Some(run.rows.end - 1)
     }
 }

@@ -13,8 +13,8 @@ use hypic_domain::unit::{Millis, Tokens};
 use hypic_kernels::op::{Device, OpError};
 
 use super::EngineError;
+use super::core::Core;
 use super::edge::Age;
-use super::run::Core;
 use super::sequence::{Lead, Prompt, Sequence};
 
 impl<D: Device> Core<D> {
