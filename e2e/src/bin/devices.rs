@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use hypic_domain::flow::Mode;
 use hypic_e2e::client::Client;
@@ -135,6 +135,7 @@ fn memory(fleet: &Fleet) -> Result<BTreeMap<String, f64>> {
             let client = Client::new(address, "", "");
             for what in ["used", HELD] {
                 let bytes = client.metric(&format!("hypic_agent_device_{what}_bytes"));
+                ensure!(bytes > 0.0, "{name} does not say what of its GPU is {what}");
                 found.insert(format!("{name} GPU {what}"), bytes / f64::from(1 << 20));
             }
         }
