@@ -92,9 +92,12 @@ pub trait Device: Send + Sync + 'static {
     /// For logs and errors.
     fn name(&self) -> &'static str;
 
-    /// What the device's memory holds now, as far as it is apart from the host's.
-    fn memory(&self) -> DeviceMemory {
-        DeviceMemory::default()
+    /// What the device's memory holds now, as far as it is apart from the host's. Any thread may ask.
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn memory(&self) -> Result<DeviceMemory, OpError> {
+        Ok(DeviceMemory::default())
     }
 
     /// Whether models of these shapes run here: asked before any weight is read.

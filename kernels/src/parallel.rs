@@ -145,10 +145,10 @@ impl<D: Rank> Device for TensorParallel<D> {
         self.ranks[0].name()
     }
 
-    fn memory(&self) -> DeviceMemory {
-        self.ranks.iter().map(|rank| rank.memory()).fold(DeviceMemory::default(), |all, rank| DeviceMemory {
-            used: all.used + rank.used,
-            held: all.held + rank.held,
+    fn memory(&self) -> Result<DeviceMemory, OpError> {
+        self.ranks.iter().try_fold(DeviceMemory::default(), |all, rank| {
+            let DeviceMemory { used, held } = rank.memory()?;
+            Ok(DeviceMemory { used: all.used + used, held: all.held + held })
         })
     }
 

@@ -37,7 +37,7 @@ use hypic_domain::key::{Identity, Scope, SegmentKey};
 use hypic_domain::model::{LayerSpec, ModelSpec};
 use hypic_domain::tuple::TupleFormat;
 use hypic_domain::unit::{Bytes, Millis, Tokens};
-use hypic_kernels::op::{Device, OpError};
+use hypic_kernels::op::{Device, DeviceMemory, OpError};
 use hypic_models::model::Model;
 use hypic_store::codec::TupleHead;
 use hypic_store::{Observer, StoreError, StoredTuple};
@@ -211,6 +211,9 @@ impl Default for Outlets {
     }
 }
 
+/// Asks the device that computes requests, which it does not keep.
+type ReadMemory = Arc<dyn Fn() -> Result<DeviceMemory, OpError> + Send + Sync>;
+
 /// A handle of a running engine. The thread ends when all handles and streams are dropped.
 #[derive(Clone)]
 pub struct Engine {
@@ -221,6 +224,7 @@ pub struct Engine {
     spec: Arc<ModelSpec>,
     layers: Arc<[LayerSpec]>,
     config: Arc<EngineConfig>,
+    memory: ReadMemory,
     /// Ends the workers.
     _closing: Option<Arc<Closing>>,
 }
@@ -243,7 +247,11 @@ impl Engine {
         let load = Arc::new(Mutex::new(Load::default()));
         let config = Arc::new(config);
         let (crew, closing) = start_workers(workers, &config, &layers, &doorbell)?;
+        let computes = Arc::downgrade(&device);
         let engine = Self {
+            memory: Arc::new(move || {
+                computes.upgrade().map_or(Ok(DeviceMemory::default()), |device| device.memory())
+            }),
             layers: Arc::clone(&layers),
             doorbell,
             next_age: Arc::new(AtomicU64::new(0)),
@@ -306,6 +314,14 @@ impl Engine {
     pub fn load(&self) -> Load {
         // A lock poisoned by a panic still holds plain numbers.
         *self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory of the device that computes requests, as of now; zeros where it is the host's.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn memory(&self) -> Result<DeviceMemory, OpError> {
+        (self.memory)()
     }
 
     /// The model's sizes and shapes.

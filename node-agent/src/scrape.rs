@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hypic_kernels::op::DeviceMemory;
 use hypic_lookup::Counts;
 use hypic_store::Store;
 use hypic_wire::bulk::BulkCounts;
@@ -10,7 +11,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, Gauge, IntCounter, Opts, Registry, TextEncoder};
 
 use crate::agent::Agent;
-use crate::engine::Load;
+use crate::engine::{Engine, Load};
 use crate::index::Index;
 use crate::life::Life;
 
@@ -59,6 +60,7 @@ impl Scrape {
         let agent = self.life.agent().ok();
         let load = agent.map(|agent| agent.engine.load()).unwrap_or_default();
         let mut rows = of_engine(&load);
+        rows.extend(of_device(agent.map(|agent| &agent.engine)));
         rows.extend(of_store(agent.map(|agent| &*agent.store)));
         rows.extend(of_index(&self.index.counts(), self.index.membership.epoch().0));
         rows.extend(of_transport(agent.map(|agent| &**agent)));
@@ -91,8 +93,6 @@ fn of_engine(load: &Load) -> Vec<Row> {
         count("decode_pages", "KV pages.", load.pages_total),
         count("compose_snapshots", "Prefix snapshots kept.", load.snapshots),
         count("compose_bodies", "Tuples that stay on the device.", load.bodies),
-        now("device_used_bytes", "Bytes in use of a device that is not the host.", load.memory.used as f64),
-        now("device_held_bytes", "Bytes that the driver holds for them.", load.memory.held as f64),
         total("compose_steps_total", "Steps of the engine.", counts.steps),
         total("decode_rows_total", "Rows of answers computed.", counts.rows_decoded),
         total("compose_live_rows_total", "Prompt rows computed in context.", counts.rows_live),
@@ -113,6 +113,19 @@ fn of_engine(load: &Load) -> Vec<Row> {
             "Share of built heads that store a transition.",
             load.live_share().unwrap_or(0.0),
         ),
+    ]
+}
+
+/// Asked here and not with each step: steps need not know.
+fn of_device(engine: Option<&Engine>) -> Vec<Row> {
+    let memory = engine.map(Engine::memory).transpose().unwrap_or_else(|error| {
+        tracing::error!(%error, "read the device's memory");
+        None
+    });
+    let DeviceMemory { used, held } = memory.unwrap_or_default();
+    vec![
+        now("device_used_bytes", "Bytes in use of a device that is not the host.", used as f64),
+        now("device_held_bytes", "Bytes that the driver holds for them.", held as f64),
     ]
 }
 

@@ -35,10 +35,7 @@ DEV void choose_of(const float* row, uint32_t* chosen, float* weights, int exper
 #pragma unroll
   for (int i = 0; i < EACH; ++i) left[i] = 32 * i + lane < experts ? order_of(read_fresh(row + 32 * i + lane)) : 0;
   if (weighs) {
-    uint32_t highest = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) highest = left[i] > highest ? left[i] : highest;
-    largest = logit_of(largest_of_warp(highest));
+    largest = logit_of(largest_of_warp(leader_of<EACH>(left, 0).order));
 #pragma unroll
     for (int i = 0; i < EACH; ++i) sum += 32 * i + lane < experts ? expf(logit_of(left[i]) - largest) : 0.f;
     for (int m = 16; m; m >>= 1) sum += shuffle_xor(sum, m);

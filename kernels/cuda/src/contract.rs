@@ -144,8 +144,8 @@ impl<E: Float> op::Device for CudaDevice<E> {
         if self.device.capability().is_some() { "cuda" } else { "cuda fibers" }
     }
 
-    fn memory(&self) -> DeviceMemory {
-        self.device.memory()
+    fn memory(&self) -> Result<DeviceMemory, OpError> {
+        self.device.memory().map_err(failed("memory"))
     }
 
     fn weight(&self, host: &HostTensor<'_>) -> Result<Weight<E>, OpError> {

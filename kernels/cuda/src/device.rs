@@ -100,13 +100,16 @@ impl Device {
         }
     }
 
-    /// What its memory holds: on a GPU all of this process, and nothing where the driver does not say.
-    pub fn memory(&self) -> DeviceMemory {
+    /// What its memory holds: on a GPU all of this process.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn memory(&self) -> Result<DeviceMemory> {
         match &*self.backend {
             #[cfg(feature = "cuda")]
-            Backend::Cuda(context) => context.memory().unwrap_or_default(),
+            Backend::Cuda(context) => context.memory().map_err(failed("ask the memory pool")),
             #[cfg(feature = "fibers")]
-            Backend::Fibers(fibers) => fibers.memory(),
+            Backend::Fibers(fibers) => Ok(fibers.memory()),
         }
     }
 

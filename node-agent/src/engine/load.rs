@@ -8,7 +8,6 @@ use hypic_domain::flow::{Mode, Order, Piece, TokenEvent};
 use hypic_domain::key::{Scope, SegmentKey};
 use hypic_domain::sampling::Sampling;
 use hypic_domain::unit::{Bytes, Millis, Tokens};
-use hypic_kernels::op::DeviceMemory;
 
 use super::{BuildEvent, Engine, EngineError, Segment};
 
@@ -39,8 +38,6 @@ pub struct Load {
     pub bodies: usize,
     /// Bytes of them and of those in use, beside their keys and values.
     pub body_bytes: Bytes,
-    /// Memory of the device that computes requests; zeros where it is the host's.
-    pub memory: DeviceMemory,
     /// Counters since the start.
     pub counters: Counters,
 }

@@ -215,7 +215,6 @@ impl<D: Device> Core<D> {
             snapshots: self.memory.snapshots.usage().entries,
             bodies: self.bodies.usage().0,
             body_bytes: Bytes(self.bodies.usage().1),
-            memory: self.device.memory(),
             counters: self.counters,
         };
         // A lock poisoned by a panic still holds plain numbers.

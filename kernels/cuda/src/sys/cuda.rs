@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
-    CUdevice_attribute, CUfunction_attribute_enum, CUmemPool_attribute, is_culib_present,
+    CUdevice_attribute, CUfunction_attribute_enum, CUmemPool_attribute, CUmemoryPool, is_culib_present,
 };
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DriverError, result,
@@ -165,14 +165,11 @@ impl Context {
 
     /// Bytes of the pool that all memory comes from.
     pub(crate) fn memory(&self) -> std::result::Result<DeviceMemory, DriverError> {
-        let device = result::device::get(self.stream.context().ordinal() as i32)?;
+        let pool = pool_of(self.stream.context().ordinal())?;
         let read = |what| {
             let mut bytes = 0_u64;
-            // SAFETY: the device exists, and these attributes are numbers of 64 bits, which the driver writes.
-            unsafe {
-                let pool = result::device::get_default_mem_pool(device)?;
-                result::mem_pool::get_attribute(pool, what, std::ptr::from_mut(&mut bytes).cast())?;
-            }
+            // SAFETY: the pool is a device's own, and these attributes are numbers of 64 bits, which the driver writes.
+            unsafe { result::mem_pool::get_attribute(pool, what, std::ptr::from_mut(&mut bytes).cast()) }?;
             Ok(bytes)
         };
         Ok(DeviceMemory {
@@ -261,16 +258,23 @@ impl Context {
     }
 }
 
+/// The pool of a device, from which all of its memory comes.
+pub(super) fn pool_of(ordinal: usize) -> std::result::Result<CUmemoryPool, DriverError> {
+    let device = result::device::get(ordinal as i32)?;
+    // SAFETY: the device exists.
+    unsafe { result::device::get_default_mem_pool(device) }
+}
+
 /// Memory that is freed stays in the pool of the device: by default every wait would give it back to the
 /// driver, and the next step would pay for it again. And no stream waits for another one for the sake of its memory:
 /// copies would stop at whatever kernels are before them.
 fn keep_freed_memory(ordinal: usize) -> std::result::Result<(), DriverError> {
-    let device = result::device::get(ordinal as i32)?;
+    let pool = pool_of(ordinal)?;
     let mut all = u64::MAX;
     let mut never = 0_i32;
-    // SAFETY: the device exists, the attributes are a number of 64 and one of 32 bits, and the driver only reads them.
+    // SAFETY: the pool is a device's own, the attributes are a number of 64 and one of 32 bits, and the driver only reads
+    // them.
     unsafe {
-        let pool = result::device::get_default_mem_pool(device)?;
         let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         result::mem_pool::set_attribute(pool, threshold, std::ptr::from_mut(&mut all).cast())?;
         let waits = CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;

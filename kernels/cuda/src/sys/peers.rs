@@ -6,6 +6,7 @@ use cudarc::driver::sys::{
     cuMemPoolSetAccess,
 };
 
+use super::cuda::pool_of;
 use super::{Context, failed};
 use crate::{Error, Result};
 
@@ -28,11 +29,9 @@ impl Context {
                 CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: from as i32 };
             let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
             let access = CUmemAccessDesc { location, flags };
-            // SAFETY: the device exists; the driver reads one description.
-            unsafe {
-                let pool = result::device::get_default_mem_pool(device)?;
-                cuMemPoolSetAccess(pool, &raw const access, 1).result()?;
-            }
+            let pool = pool_of(to)?;
+            // SAFETY: the pool is a device's own; the driver reads one description.
+            unsafe { cuMemPoolSetAccess(pool, &raw const access, 1) }.result()?;
             Ok(true)
         };
         match opened().map_err(failed("let a peer read memory"))? {

@@ -177,3 +177,11 @@ fn whatever_happens_to_sequences_has_the_same_bits_in_fp32() {
 fn whatever_happens_to_sequences_has_the_same_bits_in_bf16() {
     steps::whatever_happens_has_the_same_bits(&CudaDevice::<bf16>::poisoned(device(), 1024), 2, 24);
 }
+
+#[cfg(feature = "fibers")]
+#[test]
+fn what_steps_use_does_not_grow() {
+    // Fibers on every machine: a GPU's memory is that of all tests at once.
+    let fibers = Device::fibers(hypic_cuda::Order::Forward);
+    steps::what_steps_use_does_not_grow(&CudaDevice::<bf16>::poisoned(fibers, 0));
+}
