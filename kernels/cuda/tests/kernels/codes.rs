@@ -72,18 +72,36 @@ fn nan<T: Float>(device: &Device, len: usize) -> Buffer<T> {
     Buffer::fresh(device, len, Fresh::Poison).unwrap()
 }
 
+/// Random rows, and their products with each of `weights` in f64. Where a weight has a single sum or few, and the terms of
+/// these cancel out, no fp32 comes near the rest: such rows are drawn again.
+fn uncancelled(rows: usize, inner: usize, weights: &[Weight]) -> (Vec<bf16>, Vec<Vec<f64>>) {
+    let values: Vec<Vec<f64>> = weights.iter().map(Weight::values).collect();
+    loop {
+        let x = random(rows * inner, 1.0);
+        let wide: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
+        let (mut all, mut cancels) = (Vec::new(), false);
+        for values in &values {
+            let (mut sums, mut squares_of_terms) = (Vec::new(), 0.0);
+            for (x, w) in
+                wide.chunks_exact(inner).flat_map(|x| values.chunks_exact(inner).map(move |w| (x, w)))
+            {
+                let terms = || x.iter().zip(w).map(|(x, w)| x * w);
+                sums.push(terms().sum::<f64>());
+                squares_of_terms += terms().map(|term| term * term).sum::<f64>();
+            }
+            // Sums of independent terms are as large as these together, but by chance.
+            cancels |= 4.0 * sums.iter().map(|y| y * y).sum::<f64>() < squares_of_terms;
+            all.push(sums);
+        }
+        if !cancels {
+            return (x, all);
+        }
+    }
+}
+
 /// Products of as many rows with all `weights` in one launch against f64; the bits of a row are those that it has alone.
 pub(crate) fn products_equal_f64(rows: usize, inner: usize, weights: &[Weight]) {
-    let x = random(rows * inner, 1.0);
-    let wide: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
-    let times = |weight: &Weight| -> Vec<f64> {
-        let values = weight.values();
-        let row = |x: &[f64]| -> Vec<f64> {
-            values.chunks_exact(inner).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()).collect()
-        };
-        wide.chunks_exact(inner).flat_map(row).collect()
-    };
-    let expected: Vec<Vec<f64>> = weights.iter().map(times).collect();
+    let (x, expected) = uncancelled(rows, inner, weights);
     let outers: Vec<usize> = weights.iter().map(|weight| weight.values().len() / inner).collect();
     let run = |device: &Device, x: &[bf16]| -> Vec<Vec<f32>> {
         let rows = x.len() / inner;
