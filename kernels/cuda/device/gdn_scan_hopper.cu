@@ -4,7 +4,7 @@
 // Shared memory of the scan, of which three blocks fit on a multiprocessor. The running state and S: K twice, M, Q, P, V. T: K three
 // times, M twice. Beside each K its decays. Each tile has a barrier that counts its bytes, and behind it one that counts the warps of both
 // blocks of the cluster that are done with it.
-constexpr int HALF_T = 16384, TILES = 3 * KEY_TILE + 2 * MAP + CHUNK * 128, DECAYS = 832;
+constexpr int HALF_T = 16384, VALUE_TILE = CHUNK * 128, TILES = 3 * KEY_TILE + MAP + 2 * VALUE_TILE, DECAYS = 832;
 constexpr int DECAYS_AT = TILES, BARRIERS_AT = DECAYS_AT + 3 * DECAYS, TASK_AT = BARRIERS_AT + 128;
 
 // A tile's descriptor, of which only the lower half depends on the place: no carries.
@@ -20,16 +20,21 @@ template <int ACC, int K_STEPS> DEV void product(float (&d)[32], const uint32_t 
   for (int k = 1; k < K_STEPS; ++k) wgmma_64_chained<1, 1>(d, a[k], b(k));
   wgmma_commit();
 }
+// d = (ACC ? d : 0) + a b with b the strips of a map: each has rows for the first of d's columns.
+template <int ACC> DEV void map_product(float (&d)[32], const uint32_t (&a)[4][4], uint32_t map) {
+  const uint32_t lower = lower_descriptor(again(map), 16);
+  auto b = [&](int block) { return (uint64_t)(256 >> 4 | 3u << 30) << 32 | (lower + (strip_at(block) >> 4)); };
+  wgmma_fence();
+  wgmma_64_chained<1, ACC>(d, a[3], b(0));
+  wgmma_48_chained(d, a[2], b(1));
+  wgmma_32_chained(d, a[1], b(2));
+  wgmma_16_chained(d, a[0], b(3));
+  wgmma_commit();
+}
 // Where a lane's matrices lie of a tile [rows][64 columns] whose transpose is an accumulator or an operand; for 8 rows on add 1024.
 DEV uint32_t transposed_at(uint32_t tile, uint32_t thread) {
   const uint32_t warp = thread >> 5, matrix = thread >> 3 & 3, r8 = thread & 7;
   return tile + ((matrix >> 1) * 8 + r8) * 128 + (((warp * 2 + (matrix & 1)) ^ r8) * 16);
-}
-// A zero that is made behind a branch: the compiler would choose between it and a product's result in every chunk.
-DEV float zero() {
-  float x;
-  asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x));
-  return x;
 }
 DEV uint32_t multiply(uint32_t x, uint32_t y) {
   const __half2 xy = __hmul2(*reinterpret_cast<__half2*>(&x), *reinterpret_cast<__half2*>(&y));
@@ -52,7 +57,7 @@ struct Task {
 // Each product's result is the register operand of the next.
 template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t* shared) {
   constexpr uint32_t K_STAGES = IS_T ? 3 : 2, M_STAGES = IS_T ? 2 : 1;
-  constexpr int M_AT = K_STAGES * KEY_TILE, Q_AT = M_AT + MAP, P_AT = Q_AT + KEY_TILE, V_AT = P_AT + MAP;
+  constexpr int M_AT = K_STAGES * KEY_TILE, Q_AT = M_AT + MAP, P_AT = Q_AT + KEY_TILE, V_AT = P_AT + VALUE_TILE;
   const uint32_t thread = threadIdx.x;
   const uint32_t base = shared_address(shared), bars = base + BARRIERS_AT;
   const volatile Task& task = *reinterpret_cast<const volatile Task*>(shared + TASK_AT);
@@ -95,9 +100,9 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
     const bf16* const from = task.v + at * 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t t = (me >> 3) + 16 * i;
-      const bool there = row0 + t < rows;
-      copy16(base + V_AT + t * 128 + ((at ^ (t & 7)) * 16), from + (size_t)(there ? row0 + t : 0) * to_next, there);
+      const uint32_t row = (me >> 3) + 16 * i, t = row0 + row_of(row);
+      const bool there = t < rows;
+      copy16(base + V_AT + row * 128 + ((at ^ (row & 7)) * 16), from + (size_t)(there ? t : 0) * to_next, there);
     }
     copies_arrive(v_bar);
   };
@@ -115,10 +120,10 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
   for (uint32_t n = 0; n < count; ++n) {
     const uint32_t k_stage = n % K_STAGES, m_stage = n % M_STAGES, phase = n & 1;
     auto decay = [&] { return reinterpret_cast<const ChunkDecays*>(shared + DECAYS_AT + again(k_stage) * DECAYS); };
-    // Of this lane's tokens c2 (+1); those of 8 j + c2 are 8 j floats on.
+    // Of this lane's rows c2 (+1); those of 8 j + c2 are 8 j floats on.
     auto of_lane = [&](const float* all) { return all + (again(thread) & 3) * 2; };
     uint32_t a[4][4], xh[8][4];
-    float d[32];  // column 16 warp + g (+8), token 8 j + c2 (+1)
+    float d[32];  // column 16 warp + g (+8), row 8 j + c2 (+1) of the tiles
     auto halves = [&] {  // made anew for each product: between them their registers are wanted
 #pragma unroll
       for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(x[i]));
@@ -133,13 +138,14 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
       const uint32_t skip = task.skip;
       ChunkDecays* const decays = reinterpret_cast<ChunkDecays*>(shared + DECAYS_AT);
       if (thread < CHUNK) {
-        const float from_body = expf(decays->log[thread] - decays->log[skip - 1]);
-        decays->from_start[thread] = thread < skip ? 0.f : from_body;
+        const uint32_t row = row_of(thread);
+        const float from_body = two_to(decays->log[row] - decays->log[row_of(skip - 1)]);
+        decays->from_start[row] = thread < skip ? 0.f : from_body;
         if (thread == CHUNK - 1) decays->all = from_body;
       }
       if (!IS_T) {
         barrier_wait(v_bar, 0);
-        for (uint32_t i = thread; i < skip * 8; i += 128) *reinterpret_cast<uint4*>(shared + V_AT + i * 16) = make_uint4(0, 0, 0, 0);
+        for (uint32_t i = thread; i < skip * 8; i += 128) *reinterpret_cast<uint4*>(shared + V_AT + row_of(i >> 3) * 128 + (i & 7) * 16) = make_uint4(0, 0, 0, 0);
       }
       fence_async();  // bulk copies come to the decays' place later
       sync();
@@ -165,7 +171,7 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
       }
     } else if (nothing_yet) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) d[i] = zero();
+      for (int i = 0; i < 32; ++i) d[i] = 0.f;
     }
     if (!IS_T) barrier_wait(v_bar, phase);
     const float* const from_start = of_lane(decay()->from_start);
@@ -187,7 +193,7 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
       if (n + 1 < count) load_v(n + 1);
     }
     barrier_wait(m_bar + 16 * m_stage, n / M_STAGES & 1);
-    product<0, 4>(d, a, base + M_AT + m_stage * MAP);
+    map_product<0>(d, a, base + M_AT + m_stage * MAP);
     wgmma_wait<0>();
     done(m_bar + 16 * m_stage + 8);
     auto update = [&](const uint32_t (&a2)[4][4]) {
@@ -212,7 +218,7 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
       wgmma_wait<0>();
       if (nothing_yet) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) d[i] = zero();
+        for (int i = 0; i < 32; ++i) d[i] = 0.f;
       }
       done(q_bar + 8);
       const float* const from_start = of_lane(decay()->from_start);
@@ -223,7 +229,7 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
         for (int e = 0; e < 4; ++e) d[4 * j + e] *= e & 1 ? grow.y : grow.x;
       }
       barrier_wait(p_bar, phase);
-      product<1, 4>(d, a, base + P_AT);
+      map_product<1>(d, a, base + P_AT);
       uint32_t a2[4][4];
       const float* const to_ends = of_lane(decay()->to_end);
 #pragma unroll
@@ -249,14 +255,14 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
       uint4 o[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t t = (mine >> 3) + 16 * i;
-        o[i] = *reinterpret_cast<const uint4*>(shared + P_AT + t * 128 + ((at ^ (t & 7)) * 16));
+        const uint32_t row = (mine >> 3) + 16 * i;
+        o[i] = *reinterpret_cast<const uint4*>(shared + P_AT + row * 128 + ((at ^ (row & 7)) * 16));
       }
       fence_async();  // P comes next; and before the stores to memory, for which the fence would wait
       done(p_bar + 8);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t t = row0 + (mine >> 3) + 16 * i;
+        const uint32_t t = row0 + row_of((mine >> 3) + 16 * i);
         if (t < rows) *reinterpret_cast<uint4*>(to + (size_t)t * to_next) = o[i];
       }
     } else {
@@ -314,7 +320,7 @@ template <bool IS_T, bool OUTPUTS> DEV void run(bool running, uint8_t* shared) {
   if (IS_T) {
     if (thread == 0) {
       bulk_store(stored + (again(blockIdx.x) & 1) * HALF_T, x_tile, HALF_T);
-      bulk_store_wait();
+      bulk_store_read();
     }
   } else {
 #pragma unroll

@@ -37,13 +37,14 @@ pub struct ChunkScratch {
     chunks: usize,
 }
 
-// Sizes of device/gdn_scan_hopper.cu.
+// Sizes of device/gdn_chunks.cuh and device/gdn_scan_hopper.cu.
 const KEY_TILE: usize = CHUNK * 128;
 /// Roles of the blocks: running state and outputs, `T`, and `S` of bodies that is not the running state.
 const ROLES: usize = 3;
-const MAP_BYTES: usize = 2 * CHUNK * CHUNK * 2;
+/// M or P: strips of 16 columns, with the rows from the diagonal on.
+const MAP_BYTES: usize = (64 + 48 + 32 + 16) * 16 * 2;
 const DECAY_FLOATS: usize = 3 * CHUNK + 4;
-const SCAN_SHARED: usize = 3 * KEY_TILE * 2 + MAP_BYTES + CHUNK * 128 + 3 * 832 + 128 + 96;
+const SCAN_SHARED: usize = 3 * KEY_TILE * 2 + MAP_BYTES + 2 * CHUNK * 128 + 3 * 832 + 128 + 96;
 
 impl ChunkScratch {
     /// Room for the chunks of `sequences` in a layer of `shape`.
@@ -56,7 +57,7 @@ impl ChunkScratch {
         Ok(Self {
             q_tiles: Buffer::fresh(device, tiles, Fresh::Anything)?,
             k_tiles: Buffer::fresh(device, tiles, Fresh::Anything)?,
-            maps: Buffer::fresh(device, chunks * shape.heads * MAP_BYTES, Fresh::Anything)?,
+            maps: Buffer::fresh(device, chunks * shape.heads * 2 * MAP_BYTES, Fresh::Anything)?,
             decays: Buffer::fresh(device, chunks * shape.heads * DECAY_FLOATS, Fresh::Anything)?,
             chunks,
         })
