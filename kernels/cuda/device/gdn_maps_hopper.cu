@@ -12,7 +12,7 @@ DEV uint32_t map_at(uint32_t i, uint32_t j) {
 constexpr int INVERSE = 8192, M_AT = 2 * INVERSE;
 
 // One block per (key head, chunk), for all value heads that share the key head. Also makes the tiles of keys and queries that the scan
-// reads: fp16 [chunk, key head][key / 64][token][64], 16-byte chunks xored by the token. bf16 fits into fp16 exactly in the range of unit
+// reads: fp16 [chunk, key head][key / 64][row][64], 16-byte chunks xored by the row. bf16 fits into fp16 exactly in the range of unit
 // vectors. Rows beyond a sequence's end are zero. Warp w has the tokens 16 w to 16 w + 15.
 extern "C" __global__ void __launch_bounds__(128, 4) gdn_chunk_maps(
     const bf16* __restrict__ q, const bf16* __restrict__ k, const float* __restrict__ gate, const float* __restrict__ beta,

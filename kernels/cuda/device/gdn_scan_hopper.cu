@@ -1,9 +1,9 @@
 // The recurrence over the chunks of gated delta net prefill, with T as extra columns.
 #include "gdn_chunks.cuh"
 
-// Shared memory of the scan, of which three blocks fit on a multiprocessor. The running state and S: K twice, M, Q, P, V. T: K three
-// times, M twice. Beside each K its decays. Each tile has a barrier that counts its bytes, and behind it one that counts the warps of both
-// blocks of the cluster that are done with it.
+// Shared memory of the scan, of which three blocks fit on a multiprocessor. The running state and S: K twice, M, Q, P in a
+// place as large as V, which takes the outputs too, V. T: K three times, M twice. Beside each K its decays. Each tile has a barrier that
+// counts its bytes, and behind it one that counts the warps of both blocks of the cluster that are done with it.
 constexpr int HALF_T = 16384, VALUE_TILE = CHUNK * 128, TILES = 3 * KEY_TILE + MAP + 2 * VALUE_TILE, DECAYS = 832;
 constexpr int DECAYS_AT = TILES, BARRIERS_AT = DECAYS_AT + 3 * DECAYS, TASK_AT = BARRIERS_AT + 128;
 
@@ -196,11 +196,13 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
     map_product<0>(d, a, base + M_AT + m_stage * MAP);
     wgmma_wait<0>();
     done(m_bar + 16 * m_stage + 8);
-    auto update = [&](const uint32_t (&a2)[4][4]) {
+    auto forget = [&] {
       const float all = decay()->all;
-      const uint32_t keys = lower_descriptor(again(base) + k_stage * KEY_TILE, 8192);
 #pragma unroll
       for (int i = 0; i < 64; ++i) x[i] *= all;
+    };
+    auto update = [&](const uint32_t (&a2)[4][4]) {
+      const uint32_t keys = lower_descriptor(again(base) + k_stage * KEY_TILE, 8192);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma_128_chained<1, 1>(x, a2[k], descriptor(keys + k * 128));
@@ -215,6 +217,7 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
       barrier_wait(q_bar, phase);
       if (!nothing_yet) product<0, 8>(d, xh, base + Q_AT);
       if (thread == 64 && n + 1 < count) load_m(n + 1);
+      forget();  // the product has X as halves
       wgmma_wait<0>();
       if (nothing_yet) {
 #pragma unroll
@@ -273,6 +276,7 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
 #pragma unroll
         for (int e = 0; e < 2; ++e) a[j >> 1][2 * (j & 1) + e] = pack(d[4 * j + 2 * e] * to_end.x, d[4 * j + 2 * e + 1] * to_end.y);
       }
+      forget();
       update(a);
     }
     wgmma_wait<0>();
