@@ -59,12 +59,14 @@ mod nvcc {
             let stem = file.file_stem().expect("it has an extension").to_string_lossy().into_owned();
             let hopper = stem.ends_with(HOPPER);
             let image = out.join(format!("{stem}.fatbin"));
-            // An image newer than its file and all headers is still right; one file takes seconds, all of
-            // them a minute.
+            let arguments = arguments_of(&stem, if hopper { &PORTABLE[1..2] } else { &PORTABLE });
+            let command = format!("{} {}\n", nvcc.display(), arguments.join(" "));
+            // An image of the same command that is newer than its file and all headers is still right; one file
+            // takes seconds, all of them a minute.
             let log = out.join(format!("{stem}.log"));
             let built = match fs::read_to_string(&log) {
-                Ok(report) if newer(&log, file) => report,
-                _ => compile(&nvcc, file, &image, if hopper { &PORTABLE[1..2] } else { &PORTABLE }),
+                Ok(report) if report.starts_with(&command) && newer(&log, file) => report,
+                _ => command + &compile(&nvcc, file, &image, &arguments),
             };
             fs::write(&log, &built).expect("OUT_DIR is writable");
             let kernels = entries(&built);
@@ -106,24 +108,22 @@ mod nvcc {
             .unwrap_or_else(|| "nvcc".into())
     }
 
+    /// How the file of this name is compiled.
+    fn arguments_of<'a>(stem: &str, targets: &[&'a str]) -> Vec<&'a str> {
+        let plain_copies = var_os("CARGO_FEATURE_PLAIN_COPIES").map(|_| "-DHYPIC_PLAIN_COPIES");
+        let short = (stem == SHORT_OF_REGISTERS).then_some("-Xptxas=--register-usage-level=3");
+        let all = ["-fatbin", "-O3", "-std=c++17", "--expt-relaxed-constexpr", "-lineinfo", "-Xptxas", "-v"];
+        plain_copies.into_iter().chain(short).chain(all).chain(targets.iter().copied()).collect()
+    }
+
     /// Compiles one file and returns the compiler's report. A kernel that spills, or whose wgmmas the
     /// assembler serializes, fails the build.
     #[allow(clippy::panic, reason = "a build script has no other way to say what went wrong")]
-    fn compile(nvcc: &Path, source: &Path, image: &Path, targets: &[&str]) -> String {
-        let plain_copies = var_os("CARGO_FEATURE_PLAIN_COPIES").map(|_| "-DHYPIC_PLAIN_COPIES");
-        let short = source.file_stem().is_some_and(|stem| stem == SHORT_OF_REGISTERS);
-        let output = Command::new(nvcc)
-            .args(plain_copies)
-            .args(short.then_some("-Xptxas=--register-usage-level=3"))
-            .args(["-fatbin", "-O3", "-std=c++17", "--expt-relaxed-constexpr", "-lineinfo", "-Xptxas", "-v"])
-            .args(targets)
-            .arg("-o")
-            .arg(image)
-            .arg(source)
-            .output()
-            .unwrap_or_else(|e| {
-                panic!("cannot start {}: {e}; kernels/cuda/toolchain.sh installs it", nvcc.display())
-            });
+    fn compile(nvcc: &Path, source: &Path, image: &Path, arguments: &[&str]) -> String {
+        let output =
+            Command::new(nvcc).args(arguments).arg("-o").arg(image).arg(source).output().unwrap_or_else(
+                |e| panic!("cannot start {}: {e}; kernels/cuda/toolchain.sh installs it", nvcc.display()),
+            );
         let report = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{}: {report}", source.display());
         for line in report.lines() {

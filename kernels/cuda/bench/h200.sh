@@ -3,6 +3,8 @@
 # the folder OUT, a table at the end. PROGRAMS is a folder that pack.sh filled; without it that is done first.
 # STEPS chooses among: tests memcheck racecheck kernels model peers fleet two; all of them without it. What needs a second GPU, `two`
 # and a part of `model` and `tests`, is left out where there is one.
+# Sanitizers need compute-sanitizer of a CUDA toolkit; all of it cublasLt, which LD_LIBRARY_PATH names (library.sh). A step may take LIMIT
+# seconds, 300 without it.
 # The fleet needs e2e/models/hypic-tiny and its questions; the peers need PyTorch, and transformers and flash-linear-attention if they
 # are to be timed.
 set -uo pipefail

@@ -110,9 +110,9 @@ DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* _
       float d[32];
       const uint64_t a = tile_descriptor(shared_address(at) + R::T_BYTES, 16, 2048), b = tile_descriptor(s_tile + (n & 1) * S_TILE, 16, 1024);
       wgmma_fence();
-      wgmma_64<1, 0>(d, a, b);
+      wgmma_64<0>(d, a, b);
 #pragma unroll
-      for (int k = 1; k < 8; ++k) wgmma_64<1, 1>(d, a + (k >> 2) * 64 + (k & 3) * 2, b + (k >> 2) * 576 + (k & 3) * 2);
+      for (int k = 1; k < 8; ++k) wgmma_64<1>(d, a + (k >> 2) * 64 + (k & 3) * 2, b + (k >> 2) * 576 + (k & 3) * 2);
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll
@@ -187,12 +187,12 @@ DEV void compose_chain(const uint32_t* __restrict__ first_step, const uint8_t* _
         const uint64_t b = tile_descriptor(s_tile + (n & 1) * S_TILE, 16, 1024);
         float d[36];
         wgmma_fence();
-        wgmma_72<1, 0>(d, a, b);
+        wgmma_72<0>(d, a, b);
 #pragma unroll
-        for (int k = 1; k < 8; ++k) wgmma_72<1, 1>(d, a + (k >> 2) * 1024 + (k & 3) * 2, b + (k >> 2) * 576 + (k & 3) * 2);
+        for (int k = 1; k < 8; ++k) wgmma_72<1>(d, a + (k >> 2) * 1024 + (k & 3) * 2, b + (k >> 2) * 576 + (k & 3) * 2);
         if (R::TILES == 2) {  // T lo, one tile further
 #pragma unroll
-          for (int k = 0; k < 8; ++k) wgmma_72<1, 1>(d, a + 2048 + (k >> 2) * 1024 + (k & 3) * 2, b + (k >> 2) * 576 + (k & 3) * 2);
+          for (int k = 0; k < 8; ++k) wgmma_72<1>(d, a + 2048 + (k >> 2) * 1024 + (k & 3) * 2, b + (k >> 2) * 576 + (k & 3) * 2);
         }
         wgmma_commit();
         named_sync(2, 288);  // u~ is ready

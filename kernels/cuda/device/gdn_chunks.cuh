@@ -12,7 +12,7 @@
 
 constexpr int CHUNK = 64, KEY_TILE = 16384, MAP = 5120;  // bytes: a tile of 64 keys or queries, and M or P
 
-// Where a token's row lies.
+// Where a token's row lies, and which token lies in a row: it is its own inverse.
 DEV uint32_t row_of(uint32_t token) { return token ^ 48; }
 // Byte of the strip whose columns are this block of 16 tokens: [row][16] fp16, with the 32-byte swizzle of wgmma.
 DEV uint32_t strip_at(uint32_t block) { return 256 * (3 - block) * (4 - block); }
@@ -20,7 +20,7 @@ DEV uint32_t strip_at(uint32_t block) { return 256 * (3 - block) * (4 - block); 
 struct ChunkDecays {  // by rows
   float from_start[CHUNK];  // e^{G_i}
   float to_end[CHUNK];      // e^{G_last - G_i}
-  float log[CHUNK];         // G_i / log 2
+  float log[CHUNK];         // G_i / ln 2
   float all;                // e^{G_last}
   float unused[3];
 };

@@ -1,7 +1,7 @@
 // What a chunk of gated delta net prefill needs that does not depend on the state: M, P, decays, and tiles of K and Q.
 #include "gdn_chunks.cuh"
 
-// Byte of (row, column) of A and its inverse: swizzled [64][64] fp16, of which only what is on and below the diagonal is there.
+// Byte of (token, token) of A and its inverse, which stay in shared memory: swizzled [64][64] fp16, of which only what is on and below the diagonal is there.
 DEV uint32_t inverse_at(int row, int column) { return row * 128 + (((column >> 3) ^ (row & 7)) * 16) + (column & 7) * 2; }
 // Byte of (token, token) of M or P.
 DEV uint32_t map_at(uint32_t i, uint32_t j) {
@@ -77,15 +77,15 @@ extern "C" __global__ void __launch_bounds__(128, 4) gdn_chunk_maps(
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
     uint32_t a[4], b[4], c[4];
-    const int row = 16 * w + (lane & 15);
-    const uint32_t at = (s >> 2) * 8192 + row_of(row) * 128 + ((((s & 3) * 2 + (lane >> 4)) ^ (row & 7)) * 16);
+    const int token = 16 * w + (lane & 15);
+    const uint32_t at = (s >> 2) * 8192 + row_of(token) * 128 + ((((s & 3) * 2 + (lane >> 4)) ^ (token & 7)) * 16);
     load_matrices(a, k_tile + at);
     load_matrices(b, q_tile + at);
 #pragma unroll
     for (int n = 0; n < 4; ++n)
       if (n <= w) {
-        const int column = 16 * n + (lane & 7) + ((lane >> 4) << 3);
-        load_matrices(c, k_tile + (s >> 2) * 8192 + row_of(column) * 128 + ((((s & 3) * 2 + ((lane >> 3) & 1)) ^ (column & 7)) * 16));
+        const int other = 16 * n + (lane & 7) + ((lane >> 4) << 3);
+        load_matrices(c, k_tile + (s >> 2) * 8192 + row_of(other) * 128 + ((((s & 3) * 2 + ((lane >> 3) & 1)) ^ (other & 7)) * 16));
         mma_f16(kk[2 * n], a, c[0], c[1]);
         mma_f16(kk[2 * n + 1], a, c[2], c[3]);
         mma_f16(qk[2 * n], b, c[0], c[1]);

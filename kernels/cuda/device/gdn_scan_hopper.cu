@@ -1,9 +1,10 @@
 // The recurrence over the chunks of gated delta net prefill, with T as extra columns.
 #include "gdn_chunks.cuh"
 
-// Shared memory of the scan, of which three blocks fit on a multiprocessor. The running state and S: K twice, M, Q, P in a
-// place as large as V, which takes the outputs too, V. T: K three times, M twice. Beside each K its decays. Each tile has a barrier that
-// counts its bytes, and behind it one that counts the warps of both blocks of the cluster that are done with it.
+// Shared memory of the scan, of which three blocks fit on a multiprocessor. The running state: K twice, M, Q, P in a place as large as V,
+// which takes the outputs too, V. S: the same without Q and P. T: K three times, M twice. Beside each K its decays. Each tile has a barrier
+// that counts its bytes, and behind it one that counts the warps of both blocks of the cluster that are done with it; V, which each block
+// brings for itself, has one that counts its threads.
 constexpr int HALF_T = 16384, VALUE_TILE = CHUNK * 128, TILES = 3 * KEY_TILE + MAP + 2 * VALUE_TILE, DECAYS = 832;
 constexpr int DECAYS_AT = TILES, BARRIERS_AT = DECAYS_AT + 3 * DECAYS, TASK_AT = BARRIERS_AT + 128;
 
@@ -15,9 +16,9 @@ template <int ACC, int K_STEPS> DEV void product(float (&d)[32], const uint32_t 
   const uint32_t lower = lower_descriptor(again(b_tile), 16);
   auto b = [&](int k) { return descriptor(lower + (k >> 2) * 512 + (k & 3) * 2); };
   wgmma_fence();
-  wgmma_64_chained<1, ACC>(d, a[0], b(0));
+  wgmma_64_chained<ACC>(d, a[0], b(0));
 #pragma unroll
-  for (int k = 1; k < K_STEPS; ++k) wgmma_64_chained<1, 1>(d, a[k], b(k));
+  for (int k = 1; k < K_STEPS; ++k) wgmma_64_chained<1>(d, a[k], b(k));
   wgmma_commit();
 }
 // d = (ACC ? d : 0) + a b with b the strips of a map: each has rows for the first of d's columns.
@@ -25,7 +26,7 @@ template <int ACC> DEV void map_product(float (&d)[32], const uint32_t (&a)[4][4
   const uint32_t lower = lower_descriptor(again(map), 16);
   auto b = [&](int block) { return (uint64_t)(256 >> 4 | 3u << 30) << 32 | (lower + (strip_at(block) >> 4)); };
   wgmma_fence();
-  wgmma_64_chained<1, ACC>(d, a[3], b(0));
+  wgmma_64_chained<ACC>(d, a[3], b(0));
   wgmma_48_chained(d, a[2], b(1));
   wgmma_32_chained(d, a[1], b(2));
   wgmma_16_chained(d, a[0], b(3));
@@ -51,6 +52,8 @@ struct Task {
   uint8_t* stored;  // where T or S goes, or null
   uint32_t chunks, rows, skip, keys_to_next, maps_to_next, decays_to_next, row_to_next, resumes;
 };
+// What src/gdn_chunks.rs takes for them.
+static_assert(sizeof(Task) == 96 && sizeof(ChunkDecays) == 784 && DECAYS >= sizeof(ChunkDecays));
 
 // The chunks of one (sequence, head) for 64 columns, which are kept transposed (X^T [64 x 128]) in accumulators:
 //   R^T = V^T - (X^T K^T) e^G    V'^T = R^T M^T    O^T = (X^T Q^T) e^G + V'^T P^T    X^T <- e^{G_last} X^T + (V'^T e^{G_last - G}) K
@@ -205,7 +208,7 @@ template <bool IS_T, bool OUTPUTS> DEV void scan_chunks(float (&x)[64], uint8_t*
       const uint32_t keys = lower_descriptor(again(base) + k_stage * KEY_TILE, 8192);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma_128_chained<1, 1>(x, a2[k], descriptor(keys + k * 128));
+      for (int k = 0; k < 4; ++k) wgmma_128_chained<1>(x, a2[k], descriptor(keys + k * 128));
       wgmma_commit();
     };
     if (OUTPUTS) {

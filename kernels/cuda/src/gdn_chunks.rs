@@ -38,13 +38,14 @@ pub struct ChunkScratch {
 }
 
 // Sizes of device/gdn_chunks.cuh and device/gdn_scan_hopper.cu.
-const KEY_TILE: usize = CHUNK * 128;
+/// Values of a tile of keys or queries.
+const KEY_VALUES: usize = CHUNK * 128;
 /// Roles of the blocks: running state and outputs, `T`, and `S` of bodies that is not the running state.
 const ROLES: usize = 3;
 /// M or P: strips of 16 columns, with the rows from the diagonal on.
 const MAP_BYTES: usize = (64 + 48 + 32 + 16) * 16 * 2;
 const DECAY_FLOATS: usize = 3 * CHUNK + 4;
-const SCAN_SHARED: usize = 3 * KEY_TILE * 2 + MAP_BYTES + 2 * CHUNK * 128 + 3 * 832 + 128 + 96;
+const SCAN_SHARED: usize = 3 * KEY_VALUES * 2 + MAP_BYTES + 2 * CHUNK * 128 + 3 * 832 + 128 + 96;
 
 impl ChunkScratch {
     /// Room for the chunks of `sequences` in a layer of `shape`.
@@ -53,7 +54,7 @@ impl ChunkScratch {
     /// [`Error::CallDriver`] when the device has no room.
     pub fn new(device: &Device, shape: Shape, sequences: &Sequences) -> Result<Self> {
         let chunks = sequences.chunk_row.len();
-        let tiles = chunks * shape.key_heads * KEY_TILE;
+        let tiles = chunks * shape.key_heads * KEY_VALUES;
         Ok(Self {
             q_tiles: Buffer::fresh(device, tiles, Fresh::Anything)?,
             k_tiles: Buffer::fresh(device, tiles, Fresh::Anything)?,
@@ -219,7 +220,11 @@ fn check<E: Float>(
     let before = sequences.most_before_body;
     Error::unless(before < CHUNK, "rows before a body", "under 64", before)?;
     Error::unless(out.len() == rows.v.len(), "the outputs", rows.v.len(), out.len())?;
-    let fits = scratch.chunks >= chunks && scratch.k_tiles.len() >= chunks * shape.key_heads * KEY_TILE;
+    let of_heads = chunks * shape.heads;
+    let fits = scratch.chunks >= chunks
+        && scratch.k_tiles.len() >= chunks * shape.key_heads * KEY_VALUES
+        && scratch.maps.len() >= of_heads * 2 * MAP_BYTES
+        && scratch.decays.len() >= of_heads * DECAY_FLOATS;
     Error::unless(fits, "the scratch", format!("{chunks} chunks"), scratch.chunks)
 }
 
@@ -232,7 +237,7 @@ fn maps<E: Float>(
 ) -> Result<()> {
     let shape = rows.shape;
     Launch::new(device, "gdn_chunk_maps", [shape.key_heads, sequences.chunk_row.len(), 1], 128)
-        .shared(2 * KEY_TILE * 2)
+        .shared(2 * KEY_VALUES * 2)
         .read(rows.q)
         .read(rows.k)
         .read(rows.gate)

@@ -18,23 +18,24 @@ const SHAPE: Shape = Shape { heads: 4, key_heads: 2, width: 128 };
 #[cfg(feature = "gpu-tests")]
 /// Builds sequences of every length; the last head of each is dead. Sequences with `resumed` start from a
 /// state.
-fn check(device: &Device, before_body: usize, resumed: bool) {
+fn check(device: &Device, shape: Shape, before_body: usize, resumed: bool) {
     let mut rng = fresh();
-    let layer = Layer::random(&mut rng, Family::Gdn, SHAPE, LENGTHS.iter().sum());
+    let layer = Layer::random(&mut rng, Family::Gdn, shape, LENGTHS.iter().sum());
     let list: Vec<Sequence> = LENGTHS
         .iter()
         .map(|&rows| Sequence { rows, before_body: before_body.min(rows), fresh: !resumed })
         .collect();
-    let (pairs, square) = (list.len() * SHAPE.heads, SHAPE.square());
+    let (pairs, square) = (list.len() * shape.heads, shape.square());
     let start: Vec<f32> =
         (0..pairs * square).map(|_| if resumed { rng.random_range(-0.1..0.1) } else { f32::NAN }).collect();
-    let size = 2 * square as u64;
-    let places: Vec<_> =
-        (0..pairs as u64).map(|i| ((i % 4 != 3).then_some(2 * i * size), Some((2 * i + 1) * size))).collect();
+    let (size, heads) = (2 * square as u64, shape.heads as u64);
+    let places: Vec<_> = (0..pairs as u64)
+        .map(|i| ((i % heads != heads - 1).then_some(2 * i * size), Some((2 * i + 1) * size)))
+        .collect();
 
     let rows = layer.upload(device);
     let sequences = Sequences::new(device, &list).unwrap();
-    let places = Places::new(device, SHAPE.width, StoredAs::F16, &places).unwrap();
+    let places = Places::new(device, shape.width, StoredAs::F16, &places).unwrap();
     let mut arena = Buffer::from_slice(device, &vec![0xffu8; 2 * pairs * size as usize]).unwrap();
     let mut state = Buffer::from_slice(device, &start).unwrap();
     let mut out = Buffer::from_slice(device, &vec![bf16::NAN; layer.v.len()]).unwrap();
@@ -45,7 +46,7 @@ fn check(device: &Device, before_body: usize, resumed: bool) {
         arena: &mut arena,
         state: &mut state,
         out: &mut out,
-        scratch: &mut ChunkScratch::new(device, SHAPE, &sequences).unwrap(),
+        scratch: &mut ChunkScratch::new(device, shape, &sequences).unwrap(),
     };
     gdn_chunks(device, run).unwrap();
     let (mut t, mut s) = (nan(device, pairs * square), nan(device, pairs * square));
@@ -57,8 +58,8 @@ fn check(device: &Device, before_body: usize, resumed: bool) {
     let mut first = 0;
     for (i, sequence) in list.iter().enumerate() {
         let end = first + sequence.rows;
-        for head in 0..SHAPE.heads {
-            let place = (i * SHAPE.heads + head) * square;
+        for head in 0..shape.heads {
+            let place = (i * shape.heads + head) * square;
             let mut running = vec![0.0; square];
             if resumed {
                 running.iter_mut().zip(&start[place..]).for_each(|(x, &y)| *x = f64::from(y));
@@ -72,8 +73,8 @@ fn check(device: &Device, before_body: usize, resumed: bool) {
             }
             let (dense, body) = layer.summary(first + sequence.before_body..end, head);
             assert_close(&what("S"), part(&s), &body, bounds::CHUNKS);
-            let dense = if head == 3 { vec![0.0; square] } else { dense };
-            assert_transition(SHAPE.width, part(&t), &dense, bounds::CHUNKS);
+            let dense = if head == shape.heads - 1 { vec![0.0; square] } else { dense };
+            assert_transition(shape.width, part(&t), &dense, bounds::CHUNKS);
         }
         first = end;
     }
@@ -84,22 +85,54 @@ fn check(device: &Device, before_body: usize, resumed: bool) {
 #[test]
 fn chunks_equal_the_f64_scan_at_every_length() {
     let device = Device::cuda(0).unwrap();
-    check(&device, 0, false);
+    check(&device, SHAPE, 0, false);
+}
+
+#[cfg(feature = "gpu-tests")]
+#[test]
+fn any_number_of_heads_shares_a_key_head() {
+    let device = Device::cuda(0).unwrap();
+    for (heads, key_heads) in [(2, 2), (3, 1), (4, 1)] {
+        check(&device, Shape { heads, key_heads, ..SHAPE }, 2, false);
+    }
 }
 
 #[cfg(feature = "gpu-tests")]
 #[test]
 fn the_bodys_summary_leaves_its_seam_out() {
     let device = Device::cuda(0).unwrap();
-    check(&device, 8, false);
-    check(&device, 3, false);
+    for rows in [8, 3, 17, 63] {
+        check(&device, SHAPE, rows, false);
+    }
 }
 
 #[cfg(feature = "gpu-tests")]
 #[test]
 fn a_running_state_is_continued() {
     let device = Device::cuda(0).unwrap();
-    check(&device, 0, true);
+    check(&device, SHAPE, 0, true);
+}
+
+#[cfg(feature = "gpu-tests")]
+#[test]
+fn a_scratch_for_fewer_heads_is_refused() {
+    let device = Device::cuda(0).unwrap();
+    let sequences = Sequences::new(&device, &[Sequence { rows: 64, before_body: 0, fresh: true }]).unwrap();
+    let layer = Layer::random(&mut fresh(), Family::Gdn, SHAPE, 64);
+    let rows = layer.upload(&device);
+    let places = Places::new(&device, SHAPE.width, StoredAs::F16, &[(None, None); SHAPE.heads]).unwrap();
+    let fewer = Shape { heads: SHAPE.key_heads, ..SHAPE };
+    let run = GdnChunks {
+        rows: rows.rows(),
+        sequences: &sequences,
+        places: &places,
+        arena: &mut Buffer::from_slice(&device, &[0_u8; 16]).unwrap(),
+        state: &mut nan(&device, SHAPE.heads * SHAPE.square()),
+        out: &mut Buffer::from_slice(&device, &vec![bf16::NAN; layer.v.len()]).unwrap(),
+        scratch: &mut ChunkScratch::new(&device, fewer, &sequences).unwrap(),
+    };
+    let refused = gdn_chunks(&device, run).unwrap_err();
+    assert!(refused.to_string().contains("the scratch"), "{refused}");
 }
 
 #[cfg(feature = "gpu-tests")]
