@@ -15,7 +15,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::Value;
 
 use crate::actuate::claim;
@@ -108,6 +108,10 @@ async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, Recon
     }
     let names = Names::of(cluster);
     let observed = observe(&context.client, cluster).await?;
+    if !is_wanted(context, cluster, &key).await? {
+        forget(context, &key);
+        return Ok(Action::await_change());
+    }
     let scaled = observed.scaled(cluster);
     let mut faults = validate(cluster, &observed);
     let paused = cluster.spec.reconciliation_paused == Some(true);
@@ -153,6 +157,15 @@ async fn pass(cluster: &HypicCluster, context: &Context) -> Result<Action, Recon
     };
     let settled = tell(context, &facts, &key).await?;
     Ok(Action::requeue(if settled { AT_REST } else { WAITING }))
+}
+
+/// Whether the API server still wants it. The watch tells of a deletion later than children lose their owner with
+/// `--cascade=orphan`: who took them for left behind by a cluster before would give them an owner that is about to go, and
+/// they with it.
+async fn is_wanted(context: &Context, cluster: &HypicCluster, key: &ClusterKey) -> Result<bool, kube::Error> {
+    let clusters = Api::<HypicCluster>::namespaced(context.client.clone(), &key.namespace);
+    let now = clusters.get_metadata_opt(&key.name).await?;
+    Ok(now.is_some_and(|now| now.uid() == cluster.uid() && now.metadata.deletion_timestamp.is_none()))
 }
 
 /// A version as statuses hold it.
